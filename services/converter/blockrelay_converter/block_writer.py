@@ -1,7 +1,7 @@
 """Writes the tensors of one block into its file, a few megabytes at a time.
 
 The output file is memory-mapped, so that quantised columns go to their place without a second copy. The private memory
-of a conversion is a handful of chunks, whatever the size of a layer.
+of a conversion without calibration is a handful of chunks, whatever the size of a layer.
 """
 
 import math
@@ -26,12 +26,11 @@ from blockrelay.block_folder.model import (
 )
 from blockrelay.errors import UnsupportedModel, UsageError
 from blockrelay_converter.quantisation.columns import quantise_columns
-from blockrelay_converter.quantisation.gptq import F64
 from blockrelay_converter.quantisation.grids import mostly_on_grid
 from blockrelay_converter.quantisation.groups import group_values, quantise_groups
 from blockrelay_converter.quantisation.hadamard import spread_inputs
 from blockrelay_converter.quantisation.smoothing_scales import NO_SMOOTHING, Smoothing
-from blockrelay_converter.weight_source import SourceTensor, WeightSource
+from blockrelay_converter.weight_source import F64, SourceTensor, WeightSource
 
 _CHUNK_VALUES = 1 << 20
 """float32 values converted at a time (4 MiB); a few temporaries of this size exist at once."""
@@ -40,8 +39,8 @@ _FEWEST_ROWS = 256
 
 Progress = Callable[[int], None]
 """A function that is called with the number of tensor bytes written since its last call."""
-NO_SHARES: Mapping[str, Sequence[F64]] = MappingProxyType({})
-"""What a conversion without calibration has: no linear layer has shares."""
+NO_FEEDBACK: Mapping[str, Sequence[F64]] = MappingProxyType({})
+"""The feedback of a conversion without calibration: no linear layer has any."""
 #: Suffix of tensors that old exports hold and that config.json determines anyway: they are ignored.
 _LEFT_OVER = "rotary_emb.inv_freq"
 
@@ -138,11 +137,11 @@ class BlockSource:
         name: str,
         progress: Progress,
         smoothing: Smoothing = NO_SMOOTHING,
-        shares: Mapping[str, Sequence[F64]] = NO_SHARES,
+        feedback: Mapping[str, Sequence[F64]] = NO_FEEDBACK,
     ) -> BlockSpec:
         """Applies `smoothing` to block `index` and writes it to the file `name` in `folder`, synced to disk.
 
-        `shares` has, by the kind of a linear layer, what its weights take over from those before them (`gptq`).
+        `feedback` has, by the kind of a linear layer, how its weights make up for errors (`gptq.feedback_of`).
         The file is written under another name and then renamed, so it is complete or absent; its folder must exist. A
         file that is there already is kept unread: it must be from an interrupted run with the same arguments, weights
         and precision. Raises UsageError for a value that does not fit float16, UsageError or OnnxBlocksError for one
@@ -167,7 +166,7 @@ class BlockSource:
                 stem, _, part = name.partition(".")
                 if part in ("q", "q4"):
                     tensors = [out[f"{stem}.{each}"] for each in (part, "gs", "gm", "scale") if f"{stem}.{each}" in out]
-                    self._quantise(index, stem, tensors, progress, smoothing, shares.get(stem, ()))
+                    self._quantise(index, stem, tensors, progress, smoothing, feedback.get(stem, ()))
                 elif part == "w":  # a linear layer in floats, [inputs, outputs]
                     self._copy(index, stem, out[name].T, progress, smoothing)
                 elif part not in ("gs", "gm", "scale"):
@@ -188,19 +187,19 @@ class BlockSource:
         out: Sequence[NDArray[Any]],
         progress: Progress,
         smoothing: Smoothing,
-        shares: Sequence[F64],
+        feedback: Sequence[F64],
     ) -> None:
         """Writes a linear layer to the tensors `out`: its integers, its scales, and groups' minimums (w4a8)."""
         precision = self.precisions[index - 1]
         grouped = in_groups(precision)
         spread = hadamard_size(self.model, precision) if stem == "down" else 0
-        for columns, source, start, stop in self._pieces(index, stem, least=_FEWEST_ROWS if shares else 1):
+        for columns, source, start, stop in self._pieces(index, stem, least=_FEWEST_ROWS if feedback else 1):
             parts = source.groups(start, stop) if grouped and smoothing is NO_SMOOTHING else None
             if parts is None:
                 weights = smoothing.apply(stem, columns, source.rows(start, stop))
                 weights = spread_inputs(weights, spread) if spread else weights
                 _check_range(source.name, weights, out[-1])
-                parts = quantise_groups(weights, shares) if grouped else quantise_columns(weights, shares)
+                parts = quantise_groups(weights, feedback) if grouped else quantise_columns(weights, feedback)
             for tensor, part in zip(out, parts, strict=True):
                 tensor[..., columns] = part
             progress(sum(part.nbytes for part in parts))

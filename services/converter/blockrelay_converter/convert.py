@@ -22,7 +22,7 @@ from blockrelay.errors import UsageError
 from blockrelay.text.text_assets import Texts
 from blockrelay.text.text_file import read_text_file
 from blockrelay.text.tokenizer import Tokenizer
-from blockrelay_converter.block_writer import NO_SHARES, BlockSource
+from blockrelay_converter.block_writer import NO_FEEDBACK, BlockSource
 from blockrelay_converter.checkpoint.safetensors import Checkpoint
 from blockrelay_converter.checkpoint.source import read_source
 from blockrelay_converter.golden_answers import known_answers
@@ -160,12 +160,12 @@ def write_folder(
     blocks: list[BlockSpec] = []
     for index in range(1, model.blocks + 1):
         written = partial(report, f"block_{index}")
-        smoothing, shares = NO_SMOOTHING, NO_SHARES
+        smoothing, feedback = NO_SMOOTHING, NO_FEEDBACK
         if calibration is not None:
             report(f"calibration of block_{index}", 0)
-            smoothing, shares = calibration.run(index)
+            smoothing, feedback = calibration.run(index)
             report(f"calibration of block_{index}", source.block_bytes(index))
-        blocks.append(source.write(index, folder, f"blocks/block_{index}.bin", written, smoothing, shares))
+        blocks.append(source.write(index, folder, f"blocks/block_{index}.bin", written, smoothing, feedback))
     if calibration is not None:
         (folder / REPORT_NAME).write_bytes(calibration.report())
     files = sorted([ROTARY_NAME, *contents, *(block.file for block in blocks)])

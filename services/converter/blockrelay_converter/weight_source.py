@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+F32, F64 = NDArray[np.float32], NDArray[np.float64]
 #: The weights of a linear layer in w4a8: q4 [K/2, N], gs [K/32, N] and gm [K/32, N] (`model.block_tensors`).
 Groups = tuple[NDArray[np.uint8], NDArray[np.float16], NDArray[np.float16]]
 

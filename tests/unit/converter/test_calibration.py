@@ -57,7 +57,7 @@ def converted(checkpoint: Path, out: Path, precision: Precision = "w8a8", text: 
 
 
 def logits_of(folder: BlockFolder, text: str = PROBE) -> NDArray[np.float32]:
-    """Of every token of the text, by the executor."""
+    """Returns the logits [tokens, vocabulary] of a text, computed by the executor."""
     assert folder.tokenizer_path is not None
     ids = Tokenizer.from_file(folder.tokenizer_path).encode(text)
     blocks = folder.model.blocks
@@ -166,7 +166,8 @@ def open_folder(checkpoint: Path, out: Path, precision: Precision = "w8a8", text
 def test_the_float_pass_of_the_converter_computes_what_the_executor_does(family: Family, tmp_path: Path) -> None:
     from blockrelay_converter.block_writer import BlockSource
     from blockrelay_converter.checkpoint.safetensors import Checkpoint
-    from blockrelay_converter.quantisation.float_model import F64, FloatModel
+    from blockrelay_converter.quantisation.float_model import FloatModel
+    from blockrelay_converter.weight_source import F64
 
     checkpoint = write_checkpoint(tmp_path / "c", seed=5, family=family)
     folder = open_folder(checkpoint, tmp_path / "fp32", "fp32")

@@ -4,14 +4,12 @@ from typing import Protocol
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from blockrelay_converter.quantisation.columns import quantise_columns
-from blockrelay_converter.quantisation.gptq import blocks_of, round_in_order, shares_of
+from blockrelay_converter.quantisation.gptq import blocks_of, feedback_of, round_in_order
 from blockrelay_converter.quantisation.groups import group_values, quantise_groups
+from blockrelay_converter.weight_source import F32, F64
 from tests.support.models.checkpoints import stored
-
-F32, F64 = NDArray[np.float32], NDArray[np.float64]
 
 
 class Rounding(Protocol):
@@ -25,12 +23,12 @@ def correlated(rng: np.random.Generator, depth: int, rows: int) -> F64:
 
 
 def eight_bits(weights: F32, inputs: F64 | None = None) -> F32:
-    q, scale = quantise_columns(weights, () if inputs is None else shares_of(inputs))
+    q, scale = quantise_columns(weights, () if inputs is None else feedback_of(inputs))
     return q.T * scale[:, None]
 
 
 def four_bits(weights: F32, inputs: F64 | None = None) -> F32:
-    return group_values(*quantise_groups(weights, () if inputs is None else shares_of(inputs)))
+    return group_values(*quantise_groups(weights, () if inputs is None else feedback_of(inputs)))
 
 
 def error(held: F32, weights: F32, inputs: F64) -> float:
@@ -47,7 +45,7 @@ def test_blocks_cover_all_inputs_in_whole_groups(depth: int, sizes: list[int]) -
 
 
 def textbook(weights: F64, inputs: F64, scale: F64) -> F64:
-    """GPTQ's algorithm 1 without its blocks: the inverse is taken anew for the weights that are left."""
+    """Returns the integers [N, K] of GPTQ's algorithm 1 without its blocks: one inverse for each input that is left."""
     products = inputs @ inputs.T
     products += 0.5 * np.trace(products) / len(products) * np.eye(len(products))
     rest, q = weights.copy(), np.empty_like(weights)
@@ -62,7 +60,7 @@ def textbook(weights: F64, inputs: F64, scale: F64) -> F64:
 def test_weights_of_a_block_are_those_of_the_textbook() -> None:
     rng = np.random.default_rng(1)
     weights, inputs = rng.standard_normal((5, 70)).astype(np.float32), correlated(rng, 70, 300)
-    q, scale = quantise_columns(weights, shares_of(inputs))
+    q, scale = quantise_columns(weights, feedback_of(inputs))
     expected = textbook(weights.astype(np.float64), inputs, scale.astype(np.float64))
     np.testing.assert_array_equal(q.T, expected)
 
@@ -115,14 +113,14 @@ def test_tiny_and_huge_weights_are_held_as_well_as_others(factor: float) -> None
 
 
 @pytest.mark.parametrize("factor", [1e-180, 1e180])
-def test_shares_do_not_depend_on_how_large_inputs_are(factor: float) -> None:
+def test_feedback_does_not_depend_on_how_large_inputs_are(factor: float) -> None:
     inputs = correlated(np.random.default_rng(6), 64, 200)
-    for ours, expected in zip(shares_of(inputs * factor), shares_of(inputs), strict=True):
+    for ours, expected in zip(feedback_of(inputs * factor), feedback_of(inputs), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_rows_of_zeros_are_rounded_to_zeros() -> None:
-    weights, shares = np.zeros((3, 40), np.float32), shares_of(correlated(np.random.default_rng(4), 40, 90))
-    assert not quantise_columns(weights, shares)[0].any()
+    weights, feedback = np.zeros((3, 40), np.float32), feedback_of(correlated(np.random.default_rng(4), 40, 90))
+    assert not quantise_columns(weights, feedback)[0].any()
     zeros = np.zeros(3, np.float32)
-    assert not round_in_order(weights, shares, lambda _: (zeros, zeros), lowest=0, highest=15).q.any()
+    assert not round_in_order(weights, feedback, lambda _: (zeros, zeros), lowest=0, highest=15).any()

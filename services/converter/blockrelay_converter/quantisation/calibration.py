@@ -1,6 +1,6 @@
 """Runs a text through the model in floats and finds how each linear layer is best rounded.
 
-For each layer that is its smoothing (`smoothing`), and what its weights take over from those before them (`gptq`).
+For each layer that is its smoothing (`smoothing`), and how its weights make up for the errors of others (`gptq`).
 """
 
 import hashlib
@@ -15,11 +15,12 @@ from blockrelay.errors import UsageError
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.block_writer import BlockSource, rounded
 from blockrelay_converter.quantisation.float_model import FloatModel
-from blockrelay_converter.quantisation.gptq import F64, shares_of
+from blockrelay_converter.quantisation.gptq import feedback_of
 from blockrelay_converter.quantisation.hadamard import transform
 from blockrelay_converter.quantisation.smoothing import Smoothed, smooth
 from blockrelay_converter.quantisation.smoothing_scales import Smoothing, channels_of, layer_smoothing
 from blockrelay_converter.rotary import Rotation
+from blockrelay_converter.weight_source import F64
 
 REPORT_NAME = "calibration.json"
 #: Number of tokens that are read, in pieces of this length spread evenly over the text, and the fewest that will do:
@@ -76,27 +77,27 @@ class Calibration:
         self._linears: dict[int, dict[str, Smoothed]] = {}
 
     def run(self, index: int) -> tuple[Smoothing, dict[str, list[F64]]]:
-        """Runs block `index` and returns its smoothing, and the shares (`gptq.shares_of`) of its linear layers by kind.
+        """Runs block `index` and returns its smoothing, and the feedback of its linear layers by kind (`gptq`).
 
         Blocks come in order, from 1. Raises UsageError for activations that are not finite.
         """
         assert index == len(self._linears) + 1
         model, smoothed = self._source.model, dict[str, Smoothed]()
-        shares: dict[str, list[F64]] = {}
+        feedback: dict[str, list[F64]] = {}
         self._linears[index] = smoothed
 
         def watch(linear: str, inputs: F64) -> None:
             if quantises_rows(self._source.precisions[index - 1]):
-                smoothed[linear], shares[linear] = self._rounding(index, linear, inputs)
+                smoothed[linear], feedback[linear] = self._rounding(index, linear, inputs)
 
         if index < model.blocks:
             self._floats.layer(self._x, index, watch)
         else:
             self._floats.head(self._x, watch)
-        return layer_smoothing(model, {name: one.exponents for name, one in smoothed.items()}), shares
+        return layer_smoothing(model, {name: one.exponents for name, one in smoothed.items()}), feedback
 
     def _rounding(self, index: int, linear: str, inputs: F64) -> tuple[Smoothed, list[F64]]:
-        """Returns how a linear layer with the `inputs` [rows, K] is rounded: its smoothing and its shares."""
+        """Returns how a linear layer with the `inputs` [rows, K] is rounded: its smoothing and its feedback."""
         model, precision = self._source.model, self._source.precisions[index - 1]
         if not np.isfinite(inputs).all():
             raise UsageError(f"block_{index}: the input of {linear} is not finite: the checkpoint is damaged")
@@ -114,7 +115,7 @@ class Calibration:
         np.ldexp(columns, -smoothed.exponents[channels][:, None], out=columns)
         if linear == "down" and (size := hadamard_size(model, precision)):
             transform(columns, size)
-        return smoothed, shares_of(columns)
+        return smoothed, feedback_of(columns)
 
     def report(self) -> bytes:
         """Returns the bytes of calibration.json: each linear's relative error before and after smoothing.

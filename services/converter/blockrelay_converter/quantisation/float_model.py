@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay_converter.block_writer import BlockSource
+from blockrelay_converter.weight_source import F64
 
-F64 = NDArray[np.float64]
 Watch = Callable[[str, F64], None]
 """A function that is called with (kind of linear layer, its input [rows, K]) before the layer runs.
 

@@ -6,22 +6,20 @@ two blocks is left out.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import GROUP
+from blockrelay_converter.weight_source import F32, F64
 
-F32, F64 = NDArray[np.float32], NDArray[np.float64]
 #: Most inputs of a block. One of twice as many would take eight times as long to invert.
 _BLOCK = 512
-#: Added to the mean square of each input, as a share of the block's mean. The more, the less is learned that only holds
-#: for the text: GPTQ's own 0.01 costs 4-bit weights twice as much on other languages, and gains nothing on its own.
+#: Added to the mean square of each input, as a part of the block's mean. The larger, the less is learned that holds for
+#: the text alone: with GPTQ's own 0.01, 4-bit weights lose nearly twice as much on another language (design notes).
 _DAMPING = 0.5
 
-Grid = Callable[[F32], tuple[F32, F32]]
+Grid = Callable[[F64], tuple[F32, F32]]
 """A function that returns the scale and the minimum [N] on which the next inputs' weights [inputs, N] are rounded."""
 
 
@@ -33,12 +31,12 @@ def blocks_of(depth: int) -> list[slice]:
     return [slice(start, end) for start, end in pairwise(ends)]
 
 
-def shares_of(inputs: F64) -> list[F64]:
-    """Returns for each block of `inputs`, [K, rows] of a text, the shares [n, n] by which errors move on.
+def feedback_of(inputs: F64) -> list[F64]:
+    """Returns how errors move on in each block of `inputs`, [K, rows] of a text, as a matrix [n, n].
 
     Line i holds the part of the error of input i's weight that is taken from the weight of each later input.
     """
-    shares: list[F64] = []
+    feedback: list[F64] = []
     for block in blocks_of(len(inputs)):
         largest = np.abs(inputs[block]).max()
         scaled = inputs[block] / largest if largest else inputs[block]  # squares stay within float64
@@ -47,42 +45,28 @@ def shares_of(inputs: F64) -> list[F64]:
         # A block whose inputs are always 0: nothing to make up for.
         products[np.diag_indices_from(products)] += _DAMPING * mean if mean else 1.0
         upper = np.linalg.cholesky(np.linalg.inv(products)).T
-        shares.append(upper / np.diagonal(upper)[:, None])
-    return shares
+        feedback.append(upper / np.diagonal(upper)[:, None])
+    return feedback
 
 
-@dataclass(frozen=True, slots=True)
-class Rounded:
-    """Weights on grids: integers q [K, N], and the scales and minimums [groups, N] of groups of 32 inputs."""
+def round_in_order(weights: F32, feedback: Sequence[F64], grid: Grid, *, lowest: int, highest: int) -> F32:
+    """Rounds the rows [N, K] of a linear layer, input after input, to integers `lowest` to `highest`, [K, N].
 
-    q: F32
-    scales: F32
-    minimums: F32
-
-
-def round_in_order(weights: F32, shares: Sequence[F64], grid: Grid, *, lowest: int, highest: int) -> Rounded:
-    """Rounds the rows [N, K] of a linear layer, input after input.
-
-    `shares` is of the inputs that the layer will see. `grid` is asked before each group of 32 inputs.
+    `feedback` is that of the inputs that the layer will see. `grid` is asked before each group of 32 inputs, in order.
     """
     rest = np.ascontiguousarray(weights.T, np.float64)
     q = np.empty(rest.shape, np.float32)
-    groups = -(-len(rest) // GROUP)
-    scales, minimums = (np.empty((groups, rest.shape[1]), np.float32) for _ in range(2))
-    for block, share in zip(blocks_of(len(rest)), shares, strict=True):
+    for block, moved in zip(blocks_of(len(rest)), feedback, strict=True):
         values = rest[block]
         for first in range(0, len(values), GROUP):
             group = slice(first, first + GROUP)
-            index = (block.start + first) // GROUP
-            scales[index], minimums[index] = grid(values[group].astype(np.float32))
-            errors = _round_group(
-                values[group], share[group, group], scales[index], minimums[index], q[block][group], lowest, highest
-            )
-            values[first + GROUP :] -= share[group, first + GROUP :].T @ errors
-    return Rounded(q, scales, minimums)
+            factors = grid(values[group])
+            errors = _round_group(values[group], moved[group, group], *factors, q[block][group], lowest, highest)
+            values[first + GROUP :] -= moved[group, first + GROUP :].T @ errors
+    return q
 
 
-def _round_group(values: F64, share: F64, scale: F32, minimum: F32, q: F32, lowest: int, highest: int) -> F64:
+def _round_group(values: F64, moved: F64, scale: F32, minimum: F32, q: F32, lowest: int, highest: int) -> F64:
     """Rounds the weights [inputs, N] of a group to `q`, moves later ones, and returns the errors [inputs, N]."""
     wide, base = scale.astype(np.float64), minimum.astype(np.float64)
     inverse = np.divide(1.0, wide, out=np.zeros_like(wide), where=wide != 0)
@@ -97,5 +81,5 @@ def _round_group(values: F64, share: F64, scale: F32, minimum: F32, q: F32, lowe
         error *= wide
         error += base
         np.subtract(value, error, out=error)
-        values[line + 1 :] -= share[line, line + 1 :, None] * error
+        values[line + 1 :] -= moved[line, line + 1 :, None] * error
     return errors

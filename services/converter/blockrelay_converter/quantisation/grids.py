@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import GROUP
+from blockrelay_converter.weight_source import F32, F64
 
-F32, F64, Indexes = NDArray[np.float32], NDArray[np.float64], NDArray[np.intp]
+Indexes = NDArray[np.intp]
 #: Most steps of a grid between the smallest and the largest weight of a group.
 _MOST = 15
 #: A weight lies on a grid if it is no further from it than this share of a step: bfloat16 moves some by a twentieth.

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import GROUP
-from blockrelay_converter.quantisation.gptq import F32, F64, round_in_order
+from blockrelay_converter.quantisation.gptq import round_in_order
 from blockrelay_converter.quantisation.grids import grid_factors, mostly_on_grid
+from blockrelay_converter.weight_source import F32, F64
 
 F16 = NDArray[np.float16]
 #: Ranges to try, as shares of the one from the smallest to the largest weight: clipping the ends may help the others.
@@ -27,7 +28,7 @@ _LARGEST = np.float32(np.finfo(np.float16).max)
 _TOGETHER = 4096
 
 
-def quantise_groups(weights: F32, shares: Sequence[F64] = ()) -> tuple[NDArray[np.uint8], F16, F16]:
+def quantise_groups(weights: F32, feedback: Sequence[F64] = ()) -> tuple[NDArray[np.uint8], F16, F16]:
     """Rounds the rows [N, K] of a linear layer to (q4 [K/2, N], gs [K/32, N], gm [K/32, N]); K a multiple of 32.
 
     These are the tensors of `model.block_tensors`: row i of q4 holds the nibbles of the inputs 2i (low half) and
@@ -35,12 +36,12 @@ def quantise_groups(weights: F32, shares: Sequence[F64] = ()) -> tuple[NDArray[n
     least squares of the nibbles it rounds to, and no group has a larger squared error than with gs and gm from its
     ends. Where gs is 0, the nibbles are 0; a group of zeros has gm 0.
 
-    With the `shares` of the layer (`gptq.shares_of`) each weight first takes over shares of the errors before it, and
-    the sum of squared errors may be larger. Weights that lie on a grid of 4 bits stay as they are: the little that
-    bfloat16 moved them would move others off it.
+    With the layer's `feedback` (`gptq.feedback_of`) each weight first makes up for the errors before it, and the
+    squared errors may be larger. Weights that lie on a grid of 4 bits are rounded without it: the little that bfloat16
+    moved them would move others off the grid.
     """
-    if shares and not mostly_on_grid(weights):
-        return _quantise_in_order(weights, shares)
+    if feedback and not mostly_on_grid(weights):
+        return _quantise_in_order(weights, feedback)
     count, depth = weights.shape
     groups = depth // GROUP
     rows = weights.reshape(count * groups, GROUP)
@@ -62,16 +63,18 @@ def quantise_groups(weights: F32, shares: Sequence[F64] = ()) -> tuple[NDArray[n
     )
 
 
-def _quantise_in_order(weights: F32, shares: Sequence[F64]) -> tuple[NDArray[np.uint8], F16, F16]:
+def _quantise_in_order(weights: F32, feedback: Sequence[F64]) -> tuple[NDArray[np.uint8], F16, F16]:
     room = np.empty((2, GROUP, len(weights)), np.float32)
+    factors: list[tuple[F16, F16]] = []
 
-    def grid(values: F32) -> tuple[F32, F32]:
-        gs, gm = _factors(values, *room)
+    def grid(values: F64) -> tuple[F32, F32]:
+        gs, gm = _factors(values.astype(np.float32), *room)
+        factors.append((gs, gm))
         return gs.astype(np.float32), gm.astype(np.float32)
 
-    rounded = round_in_order(weights, shares, grid, lowest=0, highest=int(_MOST))
-    q4 = (rounded.q[0::2] + np.float32(16) * rounded.q[1::2]).astype(np.uint8)
-    return q4, rounded.scales.astype(np.float16), rounded.minimums.astype(np.float16)
+    q = round_in_order(weights, feedback, grid, lowest=0, highest=int(_MOST))
+    gs, gm = (np.stack(each) for each in zip(*factors, strict=True))
+    return (q[0::2] + np.float32(16) * q[1::2]).astype(np.uint8), gs, gm
 
 
 def group_values(q4: NDArray[np.uint8], gs: F16, gm: F16) -> F32:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-F32 = NDArray[np.float32]
+from blockrelay_converter.weight_source import F32
 
 
 def transform(values: NDArray[np.floating[Any]], size: int) -> None:

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import ModelConfig
-from blockrelay_converter.quantisation.hadamard import F32, transform
-from blockrelay_converter.weight_source import Groups, SourceTensor, WeightSource
+from blockrelay_converter.quantisation.hadamard import transform
+from blockrelay_converter.weight_source import F32, Groups, SourceTensor, WeightSource
 
 #: The norm before each linear layer that reads the residual stream, both by the ends of their names.
 _NORMS = {
