@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 
 from bench.busy import busy_share
-from bench.pairs import MODEL, ROOT, How, running
+from bench.pairs import MODEL, ROOT, running
 
 MIB = 1 << 20
 #: Most bytes of a body: a little below the gateway's default limit.
@@ -105,7 +105,7 @@ class Memory:
 
 def measure(tree: Path, bodies: int) -> None:
     """Runs a system, sends the large bodies, and prints the figures."""
-    with running(tree, How(MODEL, (), {}), {}) as side, ThreadPoolExecutor(bodies + 3) as threads:
+    with running(tree, MODEL, (), {}) as side, ThreadPoolExecutor(bodies + 3) as threads:
         small = {"prompt": "Once", "max_tokens": 1, "temperature": 0}
         memory, stop = Memory(gateway_of(side.pid)), threading.Event()
         alive, others, looks = Meter(), Meter(), Meter()

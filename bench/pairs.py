@@ -8,7 +8,8 @@ a machine that slows down slows both; the next pair begins with the other. A tur
 
 Printed are, for each size, tokens per second, CPU seconds per thousand tokens (of all processes of the `up`, Redis too)
 and the ratios this / other with their 95 % confidence intervals (mean of the pairs' ratios, normal). Both sides must
-give the same tokens. The exit code is 1 if the lower end of a speed ratio is below 0.97.
+give the same tokens, unless the other one has a folder of its own (`--other-model`), as a release with other numbers
+needs. The exit code is 1 if the lower end of a speed ratio is below 0.97.
 """
 
 import argparse
@@ -42,10 +43,12 @@ Size = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """The options of `blockrelay up` on both sides."""
+    """How `blockrelay up` runs on both sides."""
 
-    model: Path
+    models: tuple[Path, Path]
+    """Block folders of this tree and of the other."""
     options: tuple[str, ...]
+    """Other options of `up`."""
     variables: Mapping[str, str]
     """Environment variables of this tree's side only."""
 
@@ -145,19 +148,17 @@ class Side:
 
 
 @contextmanager
-def running(tree: Path, how: How, variables: Mapping[str, str]) -> Iterator[Side]:
-    """Runs `blockrelay up` of `tree` with a data folder of its own, and yields when it is ready.
+def running(tree: Path, model: Path, options: Sequence[str], variables: Mapping[str, str]) -> Iterator[Side]:
+    """Runs `blockrelay up` of `tree` with a block folder and a data folder of its own, and yields when it is ready.
 
     Raises RuntimeError when it does not get ready within 300 s.
     """
     with tempfile.TemporaryDirectory(prefix="br-pairs-") as folder:
         data, log = Path(folder) / "data", Path(folder) / "log"
-        command = [tree / ".venv/bin/blockrelay", "up", "--model", how.model, "--port", "0", "--data", data]
+        command = [tree / ".venv/bin/blockrelay", "up", "--model", model, "--port", "0", "--data", data]
         with log.open("wb") as output:
             environment = {**os.environ, **variables}
-            process = subprocess.Popen(
-                [*command, *how.options], stdout=output, stderr=output, cwd=tree, env=environment
-            )
+            process = subprocess.Popen([*command, *options], stdout=output, stderr=output, cwd=tree, env=environment)
         try:
             deadline = time.monotonic() + 300
             while not (url := _ready(data)):
@@ -183,12 +184,14 @@ def measure(trees: Sequence[Path], sizes: Sequence[Size], first: int, rounds: in
     """Measures one pair of sides, and returns what both took for each size.
 
     The tree with the index `first` (0 or 1) starts first and has the first turn. Raises RuntimeError when the sides
-    give different tokens.
+    have one model and give different tokens.
     """
     with ExitStack() as stack:
         sides: dict[int, Side] = {}
         for at in (first, 1 - first):
-            sides[at] = stack.enter_context(running(trees[at], how, {} if at else how.variables))
+            sides[at] = stack.enter_context(
+                running(trees[at], how.models[at], how.options, {} if at else how.variables)
+            )
         measured: list[tuple[Turn, Turn]] = []
         for size in sizes:
             turns: tuple[list[Turn], list[Turn]] = ([], [])
@@ -197,7 +200,7 @@ def measure(trees: Sequence[Path], sizes: Sequence[Size], first: int, rounds: in
             for at in (first, 1 - first, 1 - first, first):
                 turns[at].append(sides[at].turn(*size, rounds=rounds))
             this, other = (whole(one) for one in turns)
-            if this.answers != other.answers:
+            if how.models[0] == how.models[1] and this.answers != other.answers:
                 raise RuntimeError(f"the sides give different tokens for {size[0]} requests")
             measured.append((this, other))
     return measured
@@ -237,6 +240,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--model", type=Path, default=ROOT / "shared/blockrelay/models/storyteller", help="block folder"
     )
+    parser.add_argument("--other-model", type=Path, metavar="MODEL", help="block folder of the other side")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--requests", default="1,16", help="numbers of requests at once")
     parser.add_argument(
@@ -249,7 +253,8 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.pairs < 2 or not (chosen.other / ".venv/bin/blockrelay").exists():
         parser.error("--pairs must be 2 or more" if chosen.pairs < 2 else f"{chosen.other} has no .venv/bin/blockrelay")
     sizes = [(int(n), chosen.prompt, chosen.new) for n in chosen.requests.split(",")]
-    how = How(chosen.model.resolve(), ("--stages", chosen.stages), dict(one.split("=", 1) for one in chosen.env))
+    models = (chosen.model.resolve(), (chosen.other_model or chosen.model).resolve())
+    how = How(models, ("--stages", chosen.stages), dict(one.split("=", 1) for one in chosen.env))
     signal.signal(signal.SIGTERM, _end)
     trees = (ROOT, chosen.other.resolve())
     pairs = [measure(trees, sizes, number % 2, chosen.rounds, how) for number in range(chosen.pairs)]

@@ -5,6 +5,7 @@
 
 namespace blockrelay {
 
+constexpr int kSumLanes = 64;  // accumulators of a sum of squares: four registers, whose chains run side by side
 constexpr int kGroupDepth = 32;  // inputs of a linear layer that share a scale where rows are in groups
 
 inline float nan() { return bit_cast<float>(0x7FC00000u); }
@@ -84,12 +85,20 @@ inline V16 swiglu(V16 gate, V16 up) {
 
 // The factor of x in norm(), before the weight: 1 / sqrt(mean square + eps), or NaN if that is not finite.
 inline float inverse_root_mean_square(const float* x, int64_t n, float eps) {
-  V16 sum = V16::broadcast(0.0f);
-  for (int64_t i = 0; i < n; i += kLanes) {
-    V16 some = load_some(x + i, lanes_left(i, n));
-    sum = fma(some, some, sum);
+  constexpr int registers = kSumLanes / kLanes;
+  V16 sum[registers];
+  each<registers>([&](auto j) { sum[j] = V16::broadcast(0.0f); });
+  int64_t i = 0;
+  for (; i + kSumLanes <= n; i += kSumLanes)
+    each<registers>([&](auto j) {
+      const V16 some = V16::load(x + i + j * kLanes);
+      sum[j] = fma(some, some, sum[j]);
+    });
+  for (int j = 0; i < n; i += kLanes, j++) {
+    const V16 some = load_some(x + i, lanes_left(i, n));
+    sum[j] = fma(some, some, sum[j]);
   }
-  float spread = add_lanes(sum) / float(n) + eps;
+  float spread = add_lanes((sum[0] + sum[1]) + (sum[2] + sum[3])) / float(n) + eps;
   bool finite = (bit_cast<uint32_t>(spread) & kMagnitude) < kInfinityBits;
   return finite ? 1.0f / __builtin_sqrtf(spread) : nan();
 }

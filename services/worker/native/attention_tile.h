@@ -1,14 +1,19 @@
-// Code shared by the two ways to compute attention (attention_few.h, attention_many.h): the call, its tiles, and the
-// sum of weighted values.
+// Code shared by the two ways to compute attention (attention_few.h, attention_many.h): the call, its tiles, what is
+// kept of a span of keys, and the sum of weighted values.
 #pragma once
+
+#include <algorithm>
 
 #include "arithmetic.h"
 
 namespace blockrelay {
 
 constexpr int kPage = 16;
+constexpr int kSpanPages = 16;
+constexpr int kSpanKeys = kPage * kSpanPages;  // keys that have a softmax of their own, before spans are combined
+constexpr float kLowest = -1e30f;              // the maximum of no scores
 constexpr int kTileRows = 128;
-constexpr int kAhead = 3;  // pages to prefetch ahead: computing one takes less time than a memory access
+constexpr int kAtOnce = 4;  // pages taken at a time, so that sums stay in registers from page to page
 
 // Up to kTileRows query rows of one segment that read the same key/value head; a query row is a pair of row and head.
 struct Tile {
@@ -16,6 +21,31 @@ struct Tile {
   int64_t first;  // first query row within the segment: row * group + head of the group
   int kv_head;
   int count;
+};
+
+// The softmax of one query row over some keys: its sums, which are relative to its highest score.
+struct Softmax {
+  float highest;  // the highest score
+  float total;    // sum of exp(score - highest)
+  float* acc;     // [stride] sum of exp(score - highest) * value
+
+  void set(const Softmax& other, int stride) {
+    highest = other.highest;
+    total = other.total;
+    std::memcpy(acc, other.acc, size_t(stride) * sizeof(float));
+  }
+
+  // Adds the keys of `span`, which come after those that this one has.
+  void add(const Softmax& span, int stride) {
+    const float top = span.highest > highest ? span.highest : highest;
+    const V16 before = exp(V16::broadcast(highest - top)), now = exp(V16::broadcast(span.highest - top));
+    for (int d = 0; d < stride; d += kLanes)
+      fma(V16::load(span.acc + d), now, V16::load(acc + d) * before).store(acc + d);
+    float lane[kLanes];
+    fma(V16::broadcast(span.total), now, V16::broadcast(total) * before).store(lane);
+    total = lane[0];
+    highest = top;
+  }
 };
 
 template <class E>
@@ -43,6 +73,14 @@ struct AttentionCall {
     return segments[tile.segment * 3 + 2] + (tile.first + i) / group() + 1;
   }
 
+  // Number of spans that query row i of a tile sees any key of.
+  int64_t spans(const Tile& tile, int i) const { return (limit(tile, i) + kSpanKeys - 1) / kSpanKeys; }
+
+  // Number of keys of a span that query row i of a tile sees.
+  int seen(const Tile& tile, int i, int64_t span) const {
+    return int(std::clamp<int64_t>(limit(tile, i) - span * kSpanKeys, 0, kSpanKeys));
+  }
+
   // Offset of the index-th page of a tile's segment in k_pages and v_pages.
   int64_t page(const Tile& tile, int64_t index) const {
     const int64_t page = page_table[tile.segment * max_pages + index];
@@ -54,21 +92,25 @@ struct AttentionCall {
   // Floats between query rows in working memory.
   int stride() const { return (head_dim + kLanes - 1) / kLanes * kLanes; }
 
-  void write(const Tile& tile, int i, const float* acc, float total) const {
-    const V16 inverse = V16::broadcast(1.0f / total);
+  void write(const Tile& tile, int i, const Softmax& whole) const {
+    const V16 inverse = V16::broadcast(1.0f / whole.total);
     float* to = out + offset(tile, i);
     for (int d = 0; d < head_dim; d += kLanes)
-      store_some(to + d, V16::load(acc + d) * inverse, lanes_left(d, head_dim));
+      store_some(to + d, V16::load(whole.acc + d) * inverse, lanes_left(d, head_dim));
   }
 };
 
-// Layouts of the probabilities: at(i, t) is the offset of query row i and key t.
+// Layouts of the probabilities: at(i, t) is the offset of query row i, of sixteen that begin at a multiple of sixteen,
+// and key t of a span.
 struct KeysTogether {
-  static constexpr int at(int i, int t) { return i * kPage + t; }
+  static constexpr int at(int i, int t) { return i * kSpanKeys + t; }
 };
 struct RowsTogether {
-  static constexpr int at(int i, int t) { return t * kTileRows + i; }
+  static constexpr int at(int i, int t) { return t * kLanes + i; }
 };
+
+// Number of keys of page b of a span that a row sees if it sees `seen` of the span.
+inline int keys_of_page(int seen, int b) { return std::clamp(seen - b * kPage, 0, kPage); }
 
 // acc[i][d] += p[i][t] * v[t][d] for t from begin to end, for N query rows and M registers of d.
 template <int N, int M, class Layout, class E>

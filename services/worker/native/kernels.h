@@ -80,7 +80,7 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
 }  // namespace
 
 // Must equal LIBRARY_VERSION in kernels/libraries.py, so that a library left over from an older install is not used.
-BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 8; }
+BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 9; }
 
 // Makes the pool of threads that every other function takes; null if it cannot be made.
 BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {

@@ -76,6 +76,8 @@ inline bool spin_until(const Ready& ready) {
 
 class Pool {
  public:
+  static constexpr int64_t kWorthSharing = 200000;  // the least cost to share with threads that are awake
+
   // Starts `threads` - 1 threads; the caller of run() is the other one. Throws std::system_error.
   explicit Pool(int threads) : process_(getpid()) {
     try {
@@ -88,6 +90,8 @@ class Pool {
   ~Pool() { stop(); }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
+
+  int threads() const { return int(threads_.size()) + 1; }
 
   // Calls work(begin, end) until 0..count-1 is covered, `grain` items at a time. Items must be independent, since any
   // thread may take any item. `cost` is the rough number of float operations: a cheap call is not worth waking threads.
@@ -128,7 +132,6 @@ class Pool {
 
  private:
   static constexpr int64_t kWorthWaking = 1000000;  // cost of about 15 microseconds, as long as waking a thread
-  static constexpr int64_t kWorthSharing = 200000;  // the least cost to share with threads that are awake
 
   void take() {
     for (;;) {

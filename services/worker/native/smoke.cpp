@@ -128,16 +128,21 @@ bool program_agrees(const Pools& pools) {
   return ok && blockrelay_run(pools.three, refused, 3) == 256 + kIndexOutOfRange;
 }
 
+void assign(float& to, float x) { to = x; }
+void assign(Half& to, float x) { to = narrow(x); }
+
 template <class E>
 bool attention_agrees(const Pools& pools, E unused) {
   const int kv_heads = int(between(1, 4)), group = int(between(1, 9)), dim = 8 * int(between(1, 32));
   const int query_heads = kv_heads * group, width = (query_heads + 2 * kv_heads) * dim;
-  const int64_t count = between(1, 4), max_pages = between(1, 8);
+  const bool spans = between(0, 3) == 0;  // a few rows with several spans of keys, rather than many rows
+  const int64_t count = between(1, 4), max_pages = spans ? between(kSpanPages, 3 * kSpanPages) : between(1, 8);
   Buffer<int64_t> segments;
   Buffer<int32_t> table, positions, page, slot;
   int64_t rows = 0;
   for (int64_t s = 0; s < count; s++) {
-    const int64_t first = between(0, max_pages * kPage - 1), some = between(0, max_pages * kPage - first);
+    const int64_t first = between(0, max_pages * kPage - 1), rest = max_pages * kPage - first;
+    const int64_t some = between(0, spans ? std::min<int64_t>(rest, 20) : rest);
     const int64_t to_page_end = (first + some + kPage - 1) / kPage * kPage - first;
     const int64_t length = between(0, 1) ? some : to_page_end;
     segments.insert(segments.end(), {rows, length, first});
@@ -152,6 +157,17 @@ bool attention_agrees(const Pools& pools, E unused) {
     rows += length;
   }
   const int64_t pages = count * max_pages, page_size = int64_t(kv_heads) * dim * kPage;
+  // Pages hold keys and values of the positions before each segment; nothing that counts is in the slots behind it.
+  Buffer<E> k_before(size_t(pages * page_size), unused), v_before(k_before);
+  const auto some_keys = floats(page_size), some_values = floats(page_size);
+  for (int64_t s = 0; s < count; s++)
+    for (int64_t position = 0; position < segments[size_t(s * 3 + 2)]; position++)
+      for (int64_t head_d = 0; head_d < kv_heads * dim; head_d++) {
+        const int64_t at = (s * max_pages + position / kPage) * page_size, t = position % kPage;
+        const int64_t head = head_d / dim, d = head_d % dim, from = (head_d + position * 7) % page_size;
+        assign(k_before[size_t(at + (head * dim + d) * kPage + t)], some_keys[size_t(from)]);
+        assign(v_before[size_t(at + (head * kPage + t) * dim + d)], some_values[size_t(from)]);
+      }
   const auto qkv = floats(rows * width), scale = floats(rows), bias = floats(width), norm = floats(dim);
   const auto cos = floats(max_pages * kPage * dim / 2), sin = floats(max_pages * kPage * dim / 2);
   const bool plain = between(0, 1);
@@ -165,8 +181,8 @@ bool attention_agrees(const Pools& pools, E unused) {
     Result& r = result[i];
     r.q.resize(size_t(rows * query_heads * dim));
     r.out.resize(r.q.size());
-    r.k.assign(size_t(pages * page_size), unused);
-    r.v.assign(size_t(pages * page_size), unused);
+    r.k = k_before;
+    r.v = v_before;
     ok = ok && blockrelay_rotary_append(pool[i], qkv.data(), plain ? nullptr : scale.data(),
                                         plain ? nullptr : bias.data(), plain ? nullptr : norm.data(),
                                         plain ? nullptr : norm.data(), 1e-6, cos.data(), sin.data(), positions.data(),

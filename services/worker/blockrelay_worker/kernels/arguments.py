@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import GROUP, HEAD_DIMS, is_head_dim
 from blockrelay.errors import ExecutionError
-from blockrelay_worker.kernels.specification import LANES, PAGE
+from blockrelay_worker.kernels.specification import LEAST_HADAMARD, PAGE
 
 F16: TypeAlias = NDArray[np.float16]
 F32: TypeAlias = NDArray[np.float32]
@@ -88,7 +88,7 @@ def gate_up_shape(gate_up: F32) -> tuple[int, int]:
 
 def check_hadamard(size: int, columns: int) -> None:
     """Raises ExecutionError unless `size` is 0, or a power of two from 16 on that divides `columns`."""
-    if size and (size < LANES or size & (size - 1) or columns % size):
+    if size and (size < LEAST_HADAMARD or size & (size - 1) or columns % size):
         raise ExecutionError(f"kernel argument hadamard: {columns} columns have no blocks of {size}")
 
 

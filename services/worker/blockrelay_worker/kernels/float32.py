@@ -71,9 +71,12 @@ def lane_sum_of_squares(x: F32) -> F32:
     for start in range(0, n, LANES):
         piece = padded[..., start : start + LANES]
         lanes = fma(piece, piece, lanes)
-    total = lanes[..., 0]
-    for lane in range(1, LANES):
-        total = total + lanes[..., lane]
+    quarters = lanes.reshape(*x.shape[:-1], 4, LANES // 4)
+    pairs: F32 = np.add(quarters[..., 0::2, :], quarters[..., 1::2, :])
+    sums: F32 = np.add(pairs[..., 0, :], pairs[..., 1, :])
+    total = sums[..., 0]
+    for lane in range(1, LANES // 4):
+        total = total + sums[..., lane]
     return total
 
 

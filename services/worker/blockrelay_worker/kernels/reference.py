@@ -1,7 +1,7 @@
 """Kernels in NumPy: the reference for the native ones, and the slow fallback where none were compiled at install."""
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from blockrelay_worker.kernels import float32
 from blockrelay_worker.kernels.arguments import F32, I32, I64, U8, Pages
 from blockrelay_worker.kernels.interface import IndexCheck, Kernels, Value, no_indices
-from blockrelay_worker.kernels.specification import FLOAT16_MAX, PAGE
+from blockrelay_worker.kernels.specification import FLOAT16_MAX, PAGE, SPAN_PAGES
 
 _LOWEST = np.float32(-1e30)
 _FLOAT16_MAX = np.float32(FLOAT16_MAX)
@@ -113,42 +113,81 @@ def _stored(x: F32, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _attention(q: F32, k_pages: Pages, v_pages: Pages, page_table: I32, segments: I64, out: F32, *_: int) -> None:
-    """Computes all rows at once, page after page; rows that end before a page skip it."""
+    """Computes all rows at once, span after span; rows that end before a span skip it."""
     rows, query_heads, dim = q.shape
     kv_heads = k_pages.shape[1]
     group = query_heads // kv_heads
     segment = np.repeat(np.arange(len(segments)), segments[:, 1])  # [R]
     limit = (segments[segment, 2] - segments[segment, 0]) + np.arange(rows) + 1  # [R] visible keys
     scaled = q.reshape(rows, kv_heads, group, dim) * (np.float32(1) / np.sqrt(np.float32(dim)))
-    highest = np.full((rows, kv_heads, group), _LOWEST)
-    total = np.zeros((rows, kv_heads, group), np.float32)
-    acc = np.zeros((rows, kv_heads, group, dim), np.float32)
-    for index in range(-(-int(limit.max(initial=0)) // PAGE)):
-        active = np.flatnonzero(limit > index * PAGE)  # [A]
-        seen, of_row = np.unique(segment[active], return_inverse=True)
-        k = k_pages[page_table[seen, index]].astype(np.float64)  # [seen, Hkv, D, 16]
-        v = v_pages[page_table[seen, index]].astype(np.float64)  # [seen, Hkv, 16, D]
-        visible = np.arange(PAGE) < (limit[active] - index * PAGE)[:, None, None, None]  # [A,1,1,16]
+    whole = _no_keys(scaled.shape)
+    for first_page in range(0, -(-int(limit.max(initial=0)) // PAGE), SPAN_PAGES):
+        active = np.flatnonzero(limit > first_page * PAGE)  # [A]
+        pages = page_table[segment[active], first_page : first_page + SPAN_PAGES]
+        span = _span(scaled[active], k_pages, v_pages, pages, limit[active] - first_page * PAGE)
+        combined = span if first_page == 0 else _combined(_Softmax(*(one[active] for one in whole)), span)
+        for one, values in zip(whole, combined, strict=True):
+            one[active] = values
+    inverse: F32 = np.divide(np.float32(1), whole.total, dtype=np.float32)
+    out[:] = (whole.acc * inverse[..., None]).reshape(out.shape)
 
-        s = np.zeros((len(active), kv_heads, group, PAGE), np.float32)
-        query = scaled[active].astype(np.float64)
-        for d in range(dim):
-            s = float32.fma(query[..., d, None], k[:, :, d][of_row, :, None], s)
-        old = highest[active]
-        new = np.where(visible & (s > old[..., None]), s, old[..., None]).max(axis=-1)
-        correction = float32.exp(old - new)
-        p = np.where(visible, float32.exp(s - new[..., None]), np.float32(0))
-        page_sum = p[..., 0]
-        for t in range(1, PAGE):
-            page_sum = page_sum + p[..., t]
-        total[active] = total[active] * correction + page_sum
-        highest[active] = new
-        a = acc[active] * correction[..., None]
+
+class _Softmax(NamedTuple):
+    """The softmax of query rows over some keys."""
+
+    highest: F32
+    """[R,Hkv,G] highest score."""
+    total: F32
+    """[R,Hkv,G] sum of exp(score - highest)."""
+    acc: F32
+    """[R,Hkv,G,D] sum of exp(score - highest) * value."""
+
+
+def _no_keys(shape: tuple[int, ...]) -> _Softmax:
+    """Returns the softmax over no keys of queries of a shape [R,Hkv,G,D]."""
+    return _Softmax(np.full(shape[:-1], _LOWEST), np.zeros(shape[:-1], np.float32), np.zeros(shape, np.float32))
+
+
+def _span(query: F32, k_pages: Pages, v_pages: Pages, pages: I32, limit: I64) -> _Softmax:
+    """Returns the softmax of scaled queries [R,Hkv,G,D] over the pages [R,n] of a span.
+
+    `limit` [R] is the number of keys that a row sees from the first of the span on, one at least.
+    """
+    scores: list[F32] = []
+    wide = query.astype(np.float64)
+    indices = range(-(-min(int(limit.max()), SPAN_PAGES * PAGE) // PAGE))
+    visible = [np.arange(PAGE) < (limit - index * PAGE)[:, None, None, None] for index in indices]  # [R,1,1,16]
+    of_page = [np.where(limit > index * PAGE, pages[:, index], pages[:, 0]) for index in indices]  # [R]
+    highest, _, acc = _no_keys(query.shape)
+    for page, seen in zip(of_page, visible, strict=True):
+        k = k_pages[page].astype(np.float64)  # [R,Hkv,D,16]
+        s = np.zeros((*highest.shape, PAGE), np.float32)
+        for d in range(query.shape[-1]):
+            s = float32.fma(wide[..., d, None], k[:, :, None, d], s)
+        highest = np.where(seen & (s > highest[..., None]), s, highest[..., None]).max(axis=-1)
+        scores.append(s)
+    sums = np.zeros((*highest.shape, PAGE), np.float32)
+    for s, page, seen in zip(scores, of_page, visible, strict=True):
+        p = np.where(seen, float32.exp(s - highest[..., None]), np.float32(0))
+        sums = sums + p
+        v = v_pages[page].astype(np.float64)  # [R,Hkv,16,D]
         for t in range(PAGE):
-            a = np.where(visible[..., t, None], float32.fma(p[..., t, None], v[:, :, t][of_row, :, None], a), a)
-        acc[active] = a
-    inverse: F32 = np.divide(np.float32(1), total, dtype=np.float32)
-    out[:] = (acc * inverse[..., None]).reshape(out.shape)
+            acc = np.where(seen[..., t, None], float32.fma(p[..., t, None], v[:, :, None, t], acc), acc)
+    total = sums[..., 0]
+    for t in range(1, PAGE):
+        total = total + sums[..., t]
+    return _Softmax(highest, total, acc)
+
+
+def _combined(before: _Softmax, span: _Softmax) -> _Softmax:
+    """Returns the softmax over the keys of `before` and those of the span that follows them."""
+    highest = np.maximum(before.highest, span.highest)
+    old, new = float32.exp(before.highest - highest), float32.exp(span.highest - highest)
+    return _Softmax(
+        highest,
+        float32.fma(span.total, new, before.total * old),
+        float32.fma(span.acc, new[..., None], before.acc * old[..., None]),
+    )
 
 
 _FUNCTIONS: dict[str, Callable[..., None]] = {

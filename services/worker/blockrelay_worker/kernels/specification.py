@@ -8,8 +8,8 @@ Rules
 - Every step is rounded to float32, to nearest even; subnormals are kept. `fma(a, b, c)` is a*b + c rounded once and
   is used only where it is written here. Division and square root are the correctly rounded ones. No library
   function (exp, cos, pow, ...) is used.
-- lane_sum(t): 16 accumulators start at +0; element i goes to accumulator i % 16, in order of i; then the
-  accumulators are added in order 0..15.
+- lane_sum(t): 64 accumulators a start at +0; element i goes to accumulator i % 64, in order of i; then
+  b[j] = (a[j] + a[j+16]) + (a[j+32] + a[j+48]) for j in 0..15, and b[0..15] are added in order.
 - maximum of |x|: of the absolute values, NaN counting as larger than infinity (order has no effect).
 - Payload and sign of a NaN are not defined, except where a canonical NaN (0x7fc00000, float16 0x7e00) is named.
 
@@ -58,17 +58,19 @@ pages: keys and values are stored as float16, to nearest even, finite values bey
 infinities and NaN stored as canonical NaN (a row that overflowed must not look finite); or as they are (float32).
 Attention reads them back from the page, also for the rows of the same chunk.
 
-attention of one query head at position T (it sees keys 0..T), keys in pages of 16 slots:
-    q[d] = q[d] * (1 / sqrt(float32(D)));   m = -1e30, l = +0, acc[d] = +0
-    for each page, with n = min(16, T + 1 - 16*page) visible slots:
-        s[t] = fma(q[d], k[t][d], s[t]) over d = 0..D-1 in order, starting at +0
-        m'   = max(m, s[t] for t < n), NaN ignored
-        c    = exp(m - m') if m' > m else 1;   l = l * c;   acc[d] = acc[d] * c;   m = m'
-        p[t] = exp(s[t] - m) for t < n, +0 otherwise
-        l    = l + (p[0] + p[1] + ... + p[15])       the sum from left to right
-        acc[d] = fma(p[t], v[t][d], acc[d]) for t = 0..n-1 in order
-    out[d] = acc[d] * (1 / l)
-The contents of slots t >= n have no effect.
+attention of one query head at position T (it sees keys 0..T), keys in pages of 16 slots, pages in spans of 16:
+    q[d] = q[d] * (1 / sqrt(float32(D)))
+    in each span, over the n = min(256, T + 1 - 256*span) > 0 keys t that are visible in it:
+        s[t]   = fma(q[d], k[t][d], s[t]) over d = 0..D-1 in order, starting at +0
+        m      = max(-1e30, s[t]), NaN ignored
+        p[t]   = exp(s[t] - m)
+        a[j]   = sum of p[t] with t % 16 = j, in order of t, starting at +0;   l = a[0] + ... + a[15] in order
+        acc[d] = fma(p[t], v[t][d], acc[d]) in order of t, starting at +0
+    M, L, A[d] are m, l, acc[d] of the first span; then for each later span in order
+        M'   = max(M, m);   c = exp(M - M');   e = exp(m - M')
+        L    = fma(l, e, L * c);   A[d] = fma(acc[d], e, A[d] * c);   M = M'
+    out[d] = A[d] * (1 / L)
+The contents of later slots have no effect. Spans do not depend on each other, so that many cores can compute one row.
 
 add_scaled:  x = x + (y * row_scale), or x + y where there is no scale.
 scale_rows:  x = x * row_scale.
@@ -79,11 +81,15 @@ from typing import Final
 from blockrelay.protocol.constants import PAGE_TOKENS
 
 #: Version of the specification above; raised with every change that can change a bit of a finite row.
-KERNEL_NUMERICS_VERSION: Final = 3
+KERNEL_NUMERICS_VERSION: Final = 4
 #: Tokens of a KV page: 16, since 16 float32 keys are one 512-bit register.
 PAGE: Final = PAGE_TOKENS
+#: Number of pages whose keys share a softmax, before spans are combined.
+SPAN_PAGES: Final = 16
 #: Number of accumulators of a sum (`lane_sum`).
-LANES: Final = 16
+LANES: Final = 64
+#: Number of values of the smallest block that `hadamard` takes.
+LEAST_HADAMARD: Final = 16
 #: uint8 value that stands for 0 in a quantised row.
 ZERO_POINT: Final = 128
 #: Largest finite float16; keys and values in float16 pages saturate there.

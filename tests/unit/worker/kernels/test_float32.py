@@ -101,13 +101,18 @@ def test_exp_is_defined_everywhere() -> None:
     assert np.isfinite(y[:8]).all() and np.isnan(y[8])
 
 
-def test_a_lane_sum_adds_element_i_to_lane_i_modulo_16_and_the_lanes_in_order() -> None:
+def _sum(a: float, b: float) -> float:
+    return _rounded(Fraction(a) + Fraction(b))
+
+
+def test_a_lane_sum_adds_element_i_to_lane_i_modulo_64_and_then_the_lanes() -> None:
     rng = np.random.default_rng(0)
-    x = rng.standard_normal(53).astype(np.float32)
-    lanes = [0.0] * 16
+    x = rng.standard_normal(213).astype(np.float32)
+    lanes = [0.0] * 64
     for i, value in enumerate(x.tolist()):
-        lanes[i % 16] = _rounded(Fraction(value) ** 2 + Fraction(lanes[i % 16]))
-    total = lanes[0]
-    for lane in lanes[1:]:
-        total = _rounded(Fraction(total) + Fraction(lane))
+        lanes[i % 64] = _rounded(Fraction(value) ** 2 + Fraction(lanes[i % 64]))
+    sums = [_sum(_sum(lanes[j], lanes[j + 16]), _sum(lanes[j + 32], lanes[j + 48])) for j in range(16)]
+    total = sums[0]
+    for lane in sums[1:]:
+        total = _sum(total, lane)
     assert float(float32.lane_sum_of_squares(x)) == total

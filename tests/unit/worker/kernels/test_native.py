@@ -2,8 +2,6 @@
 
 import logging
 import math
-from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +16,10 @@ from blockrelay.host.cpu import cpu_facts
 from blockrelay_worker import kernels as kernels_module
 from blockrelay_worker.kernels import PAGE, Kernels, float32, load_kernels, supported_isas
 from blockrelay_worker.kernels.libraries import AVX2, AVX512, TILES, VNNI, cpu_features, isas_for
-from tests.support.worker.kernel_cases import NOT_FINITE, Chunk, Rows, chunks, floats, rows, same_bits
-
-REFERENCE = load_kernels(1, isa="reference")
-NATIVE = {(name, threads): load_kernels(threads, isa=name) for name in supported_isas() for threads in (1, 3)}
+from tests.support.worker.kernel_cases import NOT_FINITE, Rows, floats, rows, same_bits
+from tests.support.worker.kernel_variants import NATIVE, REFERENCE, assert_same, every_variant
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="no native kernels were built (no C++ compiler at install)")
-every_variant = pytest.mark.parametrize("kernels", NATIVE.values(), ids=[f"{n}-{t}" for n, t in NATIVE])
-
-
-def _assert_same(case: object, call: Callable[[Kernels], tuple[NDArray[Any], ...]]) -> None:
-    expected = call(REFERENCE)
-    for (name, threads), native in NATIVE.items():
-        for position, (left, right) in enumerate(zip(expected, call(native), strict=True)):
-            assert same_bits(left, right), f"result {position} of {name} with {threads} threads differs for {case}"
 
 
 @given(rows())
@@ -56,7 +44,7 @@ def test_row_kernels_give_the_bits_of_the_reference(case: Rows) -> None:
             scaled,
         )
 
-    _assert_same(case, call)
+    assert_same(case, call)
 
 
 @given(
@@ -79,7 +67,7 @@ def test_rows_in_groups_give_the_bits_of_the_reference(count: int, groups: int, 
             *kernels.swiglu_quantise(gate_up, None, 0),
         )
 
-    _assert_same((count, groups, value), call)
+    assert_same((count, groups, value), call)
 
 
 @given(
@@ -96,79 +84,7 @@ def test_the_hadamard_step_gives_the_bits_of_the_reference(
     rng = np.random.default_rng(seed)
     gate_up, row_scale = floats(rng, count, 2 * size * blocks), floats(rng, count)
     gate_up[::3, rng.integers(2 * size * blocks)] = value
-    _assert_same((size, blocks), lambda kernels: kernels.swiglu_quantise(gate_up, row_scale, size))
-
-
-@given(chunks())
-@settings(max_examples=30, deadline=None)
-def test_rotary_and_attention_give_the_bits_of_the_reference(chunk: Chunk) -> None:
-    _assert_same(chunk, chunk.run)
-
-
-@pytest.mark.kernels
-@given(chunks())
-@settings(max_examples=200, deadline=None)
-def test_rotary_and_attention_of_more_chunks_give_the_bits_of_the_reference(chunk: Chunk) -> None:
-    _assert_same(chunk, chunk.run)
-
-
-@given(chunks(max_rows=20, max_first=20), st.sampled_from([np.nan, np.inf, -np.inf, 1e30]), st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
-def test_rows_that_are_not_finite_give_the_bits_of_the_reference(chunk: Chunk, value: float, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    chunk.qkv[rng.integers(len(chunk.qkv)), rng.integers(chunk.qkv.shape[1])] = value
-    _assert_same(chunk, chunk.run)
-
-
-@pytest.mark.kernels
-@pytest.mark.parametrize(("rows_", "first", "dim", "group"), [(512, 0, 64, 4), (300, 700, 24, 3), (1, 2000, 128, 8)])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_long_segments_give_the_bits_of_the_reference(
-    rows_: int, first: int, dim: int, group: int, dtype: type[np.floating[Any]]
-) -> None:
-    rng = np.random.default_rng(0)
-    pages = -(-(first + rows_) // PAGE)
-    k_pages = floats(rng, pages, 2, dim, PAGE, spread=0).astype(dtype)
-    v_pages = floats(rng, pages, 2, PAGE, dim, spread=0).astype(dtype)
-    last = (first + rows_) % PAGE
-    if last:
-        k_pages[-1, :, :, last:] = v_pages[-1, :, last:] = np.nan
-    q = floats(rng, rows_, 2 * group, dim, spread=0)
-    table = np.arange(pages, dtype=np.int32)[None]
-    segments = np.array([(0, rows_, first)], np.int64)
-    _assert_same(dim, lambda kernels: (kernels.attention(q, k_pages, v_pages, table, segments),))
-
-
-@pytest.mark.kernels
-@pytest.mark.parametrize("group", range(1, 9))
-def test_every_head_dim_gives_the_bits_of_the_reference(group: int) -> None:
-    # Given two segments around a page boundary, every slot beyond them filled with what another request left there
-    for dim, dtype in product(range(8, 257, 8), (np.float16, np.float32)):
-        rng = np.random.default_rng(dim)
-        k_pages: Any = floats(rng, 3, 1, dim, PAGE, spread=0).astype(dtype)
-        v_pages: Any = floats(rng, 3, 1, PAGE, dim, spread=0).astype(dtype)
-        k_pages[:, :, :, 7:] *= 100
-        q = floats(rng, 6, group, dim, spread=0)
-        table = np.array([[2, 1], [0, -1]], np.int32)
-        segments = np.array([(0, 3, 14), (3, 3, 2)], np.int64)
-        _assert_same((dim, dtype), lambda kernels: (kernels.attention(q, k_pages, v_pages, table, segments),))  # noqa: B023
-
-
-def test_every_place_in_a_page_gives_the_bits_of_the_reference() -> None:
-    # Given segments of every length up to two pages and one, from every slot of a page on, in one batch
-    rng = np.random.default_rng(1)
-    shapes = [(length, first) for first in range(17) for length in (1, 2, 15, 16, 17, 31, 32, 33)]
-    rows_ = sum(length for length, _ in shapes)
-    begins = np.cumsum([0, *(length for length, _ in shapes)])[:-1]
-    segments = np.array([(b, n, f) for b, (n, f) in zip(begins, shapes, strict=True)], np.int64)
-    table = np.full((len(shapes), 5), -1, np.int32)
-    for line, (length, first) in zip(table, shapes, strict=True):
-        needed = -(-(first + length) // PAGE)
-        line[:needed] = rng.choice(40, needed, replace=False)
-    k_pages = floats(rng, 40, 1, 24, PAGE, spread=0).astype(np.float16)
-    v_pages = floats(rng, 40, 1, PAGE, 24, spread=1).astype(np.float16)
-    q = floats(rng, rows_, 3, 24, spread=0)
-    _assert_same("places", lambda kernels: (kernels.attention(q, k_pages, v_pages, table, segments),))
+    assert_same((size, blocks), lambda kernels: kernels.swiglu_quantise(gate_up, row_scale, size))
 
 
 def test_values_half_way_between_two_steps_quantise_as_the_division_says() -> None:
@@ -181,9 +97,9 @@ def test_values_half_way_between_two_steps_quantise_as_the_division_says() -> No
     x = x.astype(np.float32)
     quotient = x / scale[:, None]
     assert (quotient != x * (np.float32(1) / scale)[:, None]).any(), "a reciprocal would do as well"
-    _assert_same("half way", lambda kernels: kernels.quantise(x))
+    assert_same("half way", lambda kernels: kernels.quantise(x))
     groups = np.ascontiguousarray(x[:, : x.shape[1] // 32 * 32])
-    _assert_same("half way in groups", lambda kernels: kernels.quantise(groups, group=32))
+    assert_same("half way in groups", lambda kernels: kernels.quantise(groups, group=32))
 
 
 def test_every_float_goes_to_float16_as_numpy_rounds_it() -> None:
@@ -211,7 +127,7 @@ def test_every_float_goes_to_float16_as_numpy_rounds_it() -> None:
         return (v_pages.view(np.uint16),)
 
     # Then every variant agrees with the reference, and the reference with NumPy where nothing saturates
-    _assert_same("float16", stored)
+    assert_same("float16", stored)
     with np.errstate(over="ignore"):
         plain = values.astype(np.float16)
     ours = stored(REFERENCE)[0].reshape(-1, 8)[: len(values)]
@@ -268,7 +184,7 @@ def test_fma_rounds_once_in_every_variant(seed: int) -> None:
     # Then every variant agrees with the arithmetic that was checked against fractions
     with np.errstate(all="ignore"):
         assert same_bits(turned(REFERENCE)[0][:, 0, :4], float32.fma(x, b, c))
-    _assert_same("fma", turned)
+    assert_same("fma", turned)
 
 
 def test_exp_rounds_its_exponent_alike_in_every_variant() -> None:
@@ -277,7 +193,7 @@ def test_exp_rounds_its_exponent_alike_in_every_variant() -> None:
     around = middles.view(np.int32)[:, None] + np.arange(-32, 32, dtype=np.int32)
     gate_up = np.ones((len(middles), 128), np.float32)
     gate_up[:, :64] = -around.view(np.float32)
-    _assert_same("exp", lambda kernels: (kernels.swiglu(gate_up),))
+    assert_same("exp", lambda kernels: (kernels.swiglu(gate_up),))
 
 
 @every_variant
