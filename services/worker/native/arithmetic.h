@@ -25,39 +25,13 @@ inline void store_some(float* p, V16 x, int count) {
     x.store(p, count);
 }
 
-// Sum of the 16 values at p, from left to right.
-inline float sum_in_order(const float* p) {
-  float sum = p[0];
-  for (int t = 1; t < kLanes; t++) sum += p[t];
-  return sum;
-}
-
-// sum_in_order of N consecutive groups of 16 values; with SSE four chains of additions run side by side.
-template <int N>
-inline void sums_in_order(const float* p, float* sums) {
-#if defined(__SSE2__)
-  constexpr int fours = N / 4 * 4;
-  for (int i = 0; i < fours; i += 4) {
-    const float* at = p + i * kLanes;
-    __m128 sum = _mm_setzero_ps();  // +0 + x = x, for the x >= +0 and NaN that come here
-    for (int t = 0; t < kLanes; t += 4) {
-      __m128 a = _mm_loadu_ps(at + t), b = _mm_loadu_ps(at + kLanes + t);
-      __m128 c = _mm_loadu_ps(at + 2 * kLanes + t), d = _mm_loadu_ps(at + 3 * kLanes + t);
-      _MM_TRANSPOSE4_PS(a, b, c, d);
-      sum = _mm_add_ps(_mm_add_ps(_mm_add_ps(_mm_add_ps(sum, a), b), c), d);
-    }
-    _mm_storeu_ps(sums + i, sum);
-  }
-#else
-  constexpr int fours = 0;
-#endif
-  for (int i = fours; i < N; i++) sums[i] = sum_in_order(p + i * kLanes);
-}
-
+// Sum of the lanes, from the first to the last.
 inline float add_lanes(V16 x) {
   float lane[kLanes];
   x.store(lane);
-  return sum_in_order(lane);
+  float sum = lane[0];
+  for (int i = 1; i < kLanes; i++) sum += lane[i];
+  return sum;
 }
 
 // exp() for x <= 88 or NaN.

@@ -1,8 +1,8 @@
 // Causal attention over pages of 16 keys, float16 or float32.
 //
-// A tile walks the pages of its segment once, span by span: scores, online softmax, weighted values. A tile whose share
-// of the work is large is cut at its spans, so that several threads take part in one long request.
-// kernels/specification.py defines the order of every sum; FewRows and ManyRows both keep it.
+// A tile takes the pages of its segment span by span: scores, softmax of the span, weighted values; spans are added up
+// in order. A tile whose share of the work is large is cut at its spans, so that several threads take part in one long
+// request. kernels/specification.py defines the order of every sum; FewRows and ManyRows both keep it.
 #pragma once
 
 #include <algorithm>
@@ -17,75 +17,90 @@
 
 namespace blockrelay {
 
-constexpr int64_t kStoredFloats = 4 << 20;  // the most that the spans of the tiles that are cut may occupy: 16 MiB
 constexpr int kPartsPerThread = 4;          // enough that threads end at about the same time
+constexpr int64_t kStoredFloats = 4 << 20;  // what the spans of cut tiles may occupy; tiles beyond it are left whole
 
-// A tile that several threads compute: the softmax of each span and row, until all are there.
-struct CutTile {
-  CutTile(const Tile& tile, int64_t spans, int stride)
-      : tile(tile), rows(new Softmax[size_t(spans * tile.count)]), acc(new float[size_t(spans * tile.count * stride)]) {
-    for (int64_t at = 0; at < spans * tile.count; at++) rows[size_t(at)].acc = acc.get() + at * stride;
-  }
-
-  Softmax& row(int64_t span, int i) { return rows[size_t(span * tile.count + i)]; }
-
-  const Tile tile;
-  const std::unique_ptr<Softmax[]> rows;  // [spans][count]
-  const std::unique_ptr<float[]> acc;
-  std::atomic<int64_t> parts_left{0};
-};
-
-// What one thread computes at a time: spans first..end-1 of a tile, all of them where the tile is not cut.
+// What one thread computes at a time: spans first..end-1 of a tile.
 struct Part {
   Tile tile;
   int64_t first, end;
-  CutTile* cut;
+  int64_t cut;  // index of the tile among those that are cut, or -1 where this is all of it
+  int64_t size() const { return (end - first) * tile.count; }
 };
 
-// The parts of a call, and its rough number of float operations.
-struct Parts {
+// A tile that several threads compute: where the softmax of its spans and rows, [spans][count], begins among those that
+// are kept, and how many of its parts are not there yet.
+struct CutTile {
+  explicit CutTile(int64_t begin, int64_t parts) : begin(begin), parts_left(parts) {}
+  const int64_t begin;
+  std::atomic<int64_t> parts_left;
+};
+
+// A call, divided among threads.
+struct Division {
   std::vector<Part> parts;
   std::deque<CutTile> cut;
-  int64_t cost = 0;
+  std::vector<Softmax> kept;
+  std::unique_ptr<float[]> acc;  // of `kept`
+  int64_t cost = 0;              // rough number of float operations
+
+  Softmax& softmax(const Part& part, int64_t span, int i) {
+    return kept[size_t(cut[size_t(part.cut)].begin + span * part.tile.count + i)];
+  }
 };
 
 // Divides a call among `threads`. Throws std::bad_alloc.
 template <class E>
-inline void divide(const AttentionCall<E>& call, int threads, Parts& to) {
+inline Division divide(const AttentionCall<E>& call, int threads) {
+  Division to;
   std::vector<Tile> tiles;
   for (int64_t s = 0; s < call.segment_count; s++) {
     const int64_t* segment = call.segments + s * 3;
     const int64_t query_rows = segment[1] * call.group();
     to.cost += segment[1] * call.query_heads * (segment[2] + segment[1]) * call.head_dim;
     for (int head = 0; head < call.kv_heads; head++)
-      for (int64_t t = (query_rows + kTileRows - 1) / kTileRows; t-- > 0;)  // the longest first
-        tiles.push_back({s, t * kTileRows, head, int(std::min<int64_t>(query_rows - t * kTileRows, kTileRows))});
+      for (int64_t t = 0; t < query_rows; t += kTileRows)
+        tiles.push_back({s, t, head, int(std::min<int64_t>(query_rows - t, kTileRows))});
   }
   const int64_t share = to.cost / (threads * kPartsPerThread) + 1;
-  int64_t stored = 0;
+  int64_t kept = 0;
+  bool uneven = false;
   for (const Tile& tile : tiles) {
     const int64_t spans = call.spans(tile, tile.count - 1);
     const int64_t cost = call.limit(tile, tile.count - 1) * tile.count * call.head_dim;
-    const int64_t floats = spans * tile.count * call.stride();
     const int64_t parts = std::min(spans, (cost + share - 1) / share);
-    if (parts <= 1 || threads == 1 || to.cost < Pool::kWorthSharing || stored + floats > kStoredFloats) {
-      to.parts.push_back({tile, 0, spans, nullptr});
+    uneven = uneven || cost > share;
+    if (parts <= 1 || threads == 1 || to.cost < Pool::kWorthSharing ||
+        (kept + spans * tile.count) * call.stride() > kStoredFloats) {
+      to.parts.push_back({tile, 0, spans, -1});
       continue;
     }
-    stored += floats;
-    CutTile& cut = to.cut.emplace_back(tile, spans, call.stride());
-    cut.parts_left = parts;
     for (int64_t part = 0; part < parts; part++)
-      to.parts.push_back({tile, spans * part / parts, spans * (part + 1) / parts, &cut});
+      to.parts.push_back({tile, spans * part / parts, spans * (part + 1) / parts, int64_t(to.cut.size())});
+    to.cut.emplace_back(kept, parts);
+    kept += spans * tile.count;
   }
+  // The largest first: the last one to begin decides when all are done.
+  if (uneven)
+    std::stable_sort(to.parts.begin(), to.parts.end(),
+                     [](const Part& a, const Part& b) { return a.size() > b.size(); });
+  if (kept == 0) return to;
+  to.kept.resize(size_t(kept));
+  to.acc.reset(new float[size_t(kept * call.stride())]);
+  for (int64_t at = 0; at < kept; at++) to.kept[size_t(at)].acc = to.acc.get() + at * call.stride();
+  return to;
 }
 
 // Computes parts one after the other, in one thread.
 template <class E>
 class Attention {
  public:
-  Attention(const AttentionCall<E>& call, float* memory)
-      : call_(call), stride_(call.stride()), few_(call, memory + sums(call)), many_(call, memory + sums(call)) {
+  Attention(const AttentionCall<E>& call, Division& division, float* memory)
+      : call_(call),
+        division_(division),
+        stride_(call.stride()),
+        few_(call, memory + sums(call)),
+        many_(call, memory + sums(call)) {
     for (int i = 0; i < kTileRows; i++) whole_[i].acc = memory + i * stride_;
   }
 
@@ -94,15 +109,18 @@ class Attention {
   }
 
   void run(const Part& part) {
-    if (!part.cut) {
+    if (part.cut < 0) {
       spans(part, [&](int i, int64_t span, const Softmax& softmax) { add(part.tile, i, span, softmax); });
       return;
     }
-    spans(part, [&](int i, int64_t span, const Softmax& softmax) { part.cut->row(span, i).set(softmax, stride_); });
-    if (part.cut->parts_left.fetch_sub(1, std::memory_order_acq_rel) == 1)  // the last part combines all
+    spans(part, [&](int i, int64_t span, const Softmax& softmax) {
+      division_.softmax(part, span, i).set(softmax, stride_);
+    });
+    CutTile& cut = division_.cut[size_t(part.cut)];
+    if (cut.parts_left.fetch_sub(1, std::memory_order_acq_rel) == 1)  // the last part adds up all spans
       for (int i = 0; i < part.tile.count; i++)
         for (int64_t span = 0; span < call_.spans(part.tile, i); span++)
-          add(part.tile, i, span, part.cut->row(span, i));
+          add(part.tile, i, span, division_.softmax(part, span, i));
   }
 
  private:
@@ -128,6 +146,7 @@ class Attention {
   }
 
   const AttentionCall<E>& call_;
+  Division& division_;
   const int stride_;
   Softmax whole_[kTileRows];
   FewRows<E> few_;
@@ -137,13 +156,12 @@ class Attention {
 // Computes attention of all segments. Returns false when there is no memory. Throws std::bad_alloc.
 template <class E>
 inline bool attention(Pool& pool, const AttentionCall<E>& call) {
-  Parts all;
-  divide(call, pool.threads(), all);
-  return pool.run(int64_t(all.parts.size()), 1, all.cost, [&](int64_t begin, int64_t end) {
+  Division division = divide(call, pool.threads());
+  return pool.run(int64_t(division.parts.size()), 1, division.cost, [&](int64_t begin, int64_t end) {
     float* memory = scratch(Attention<E>::memory(call));
     if (!memory) return false;
-    Attention<E> one(call, memory);
-    for (int64_t i = begin; i < end; i++) one.run(all.parts[size_t(i)]);
+    Attention<E> one(call, division, memory);
+    for (int64_t i = begin; i < end; i++) one.run(division.parts[size_t(i)]);
     return true;
   });
 }

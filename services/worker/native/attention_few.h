@@ -94,7 +94,8 @@ class FewRows {
   // Computes the softmax of a span for the query rows from `begin` to `end` - 1. Keys and values are prefetched at
   // seven eighths of the pace at which they are computed, because soften() has its share too: kFetchAhead pages.
   void attend(int begin, int end) {
-    Prefetcher<E> ahead(needed_ + kFetchAhead, needed_ + 2 * (pages_ + kFetchAhead) - 1, call_.page_size());
+    const E* const* last = needed_ + 2 * (pages_ + kFetchAhead) - 1;
+    Prefetcher<E> ahead(needed_ + std::min(kFetchAhead, pages_), last, call_.page_size());
     for (int first = 0; first < pages_; first += kAtOnce)
       in_groups(begin, end, [&](int i, auto n) {
         score_pages<decltype(n)::value>(i, first, ahead, i == begin);

@@ -62,8 +62,6 @@ inline Pair<P> first(int n, Pair<P> a, Pair<P> b) {
   return {first(lower(n, P::width), a.lo, b.lo), first(upper(n, P::width), a.hi, b.hi)};
 }
 template <class P>
-inline bool any_greater(Pair<P> a, Pair<P> b) { return any_greater(a.lo, b.lo) || any_greater(a.hi, b.hi); }
-template <class P>
 inline float highest_lane(Pair<P> a) { return highest_lane(pick_max(a.lo, a.hi)); }
 template <class P>
 inline Pair<P> max_magnitude(Pair<P> m, Pair<P> x) {

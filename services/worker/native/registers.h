@@ -98,7 +98,6 @@ inline Register negate(Register a) {
 // a > b ? a : b and a < b ? a : b; the result is b where one is NaN.
 inline Register pick_max(Register a, Register b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Register pick_min(Register a, Register b) { return {_mm512_min_ps(a.v, b.v)}; }
-inline bool any_greater(Register a, Register b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ) != 0; }
 // Takes lanes below n from a, the others from b.
 inline Register first(int n, Register a, Register b) {
   return {_mm512_mask_blend_ps(Register::first_lanes(n), b.v, a.v)};
@@ -167,9 +166,6 @@ inline Register fma(Register a, Register b, Register c) { return {_mm256_fmadd_p
 inline Register negate(Register a) { return {_mm256_xor_ps(a.v, _mm256_set1_ps(-0.0f))}; }
 inline Register pick_max(Register a, Register b) { return {_mm256_max_ps(a.v, b.v)}; }
 inline Register pick_min(Register a, Register b) { return {_mm256_min_ps(a.v, b.v)}; }
-inline bool any_greater(Register a, Register b) {
-  return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_GT_OQ)) != 0;
-}
 inline Register first(int n, Register a, Register b) {
   return {_mm256_blendv_ps(b.v, a.v, _mm256_castsi256_ps(Register::first_lanes(n)))};
 }
@@ -300,10 +296,6 @@ inline Register negate(Register a) {
 }
 inline Register pick_max(Register a, Register b) { return choose(a.v > b.v, a, b); }
 inline Register pick_min(Register a, Register b) { return choose(a.v < b.v, a, b); }
-inline bool any_greater(Register a, Register b) {
-  const Register::Mask mask = a.v > b.v;
-  return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
-}
 inline Register first(int n, Register a, Register b) {
   Register::Mask lane = {0, 1, 2, 3};
   return choose(lane < (Register::Mask{} + n), a, b);

@@ -203,6 +203,37 @@ bool attention_agrees(const Pools& pools, E unused) {
          same(result[0].k, result[1].k) && same(result[0].v, result[1].v);
 }
 
+// One long request of a model with one key/value head, which threads share, beside another one.
+template <class E>
+bool shared_attention_agrees(const Pools& pools) {
+  constexpr int group = 4, dim = 64;
+  constexpr int64_t max_pages = 130, page_size = dim * kPage;
+  const Buffer<int64_t> segments = {0, 1, 2000, 1, 2, 1500};
+  Buffer<int32_t> table(2 * max_pages);
+  for (size_t i = 0; i < table.size(); i++) table[i] = int32_t(i);
+  const auto tame = [](int64_t count) {
+    Buffer<float> buffer(static_cast<size_t>(count));
+    for (auto& x : buffer) x = float(int32_t(generator())) * 0x1p-30f;
+    return buffer;
+  };
+  const auto q = tame(3 * group * dim);
+  const auto keys = tame(2 * max_pages * page_size), values = tame(2 * max_pages * page_size);
+  Buffer<E> k(keys.size()), v(values.size());
+  for (size_t i = 0; i < keys.size(); i++) {
+    assign(k[i], keys[i]);
+    assign(v[i], values[i]);
+  }
+  Buffer<float> out[2];
+  void* const pool[] = {pools.one, pools.three};
+  bool ok = true;
+  for (int i = 0; i < 2; i++) {
+    out[i].resize(q.size());
+    ok = ok && blockrelay_attention(pool[i], q.data(), k.data(), v.data(), table.data(), segments.data(), out[i].data(),
+                                    sizeof(E) == sizeof(Half), 2, max_pages, 3, 2 * max_pages, group, 1, dim) == kOk;
+  }
+  return ok && same(out[0], out[1]);
+}
+
 // Compares matmuls of random sizes with their definition; builds without the matmul return the definition's result.
 bool products_agree(const Pools& pools) {
   const int64_t rows = between(1, 40), depth = between(1, between(0, 1) ? 70 : 700), columns = between(1, 150);
@@ -300,6 +331,10 @@ int main() {
       std::printf("round %d differs\n", round);
       return 1;
     }
+  }
+  if (!shared_attention_agrees<Half>(pools) || !shared_attention_agrees<float>(pools)) {
+    std::printf("attention that threads share differs\n");
+    return 1;
   }
   // Two callers share one pool at once: the second one works alone.
   const auto x = floats(200 * 2000);

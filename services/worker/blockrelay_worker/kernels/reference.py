@@ -160,19 +160,21 @@ def _span(query: F32, k_pages: Pages, v_pages: Pages, pages: I32, limit: I64) ->
     of_page = [np.where(limit > index * PAGE, pages[:, index], pages[:, 0]) for index in indices]  # [R]
     highest, _, acc = _no_keys(query.shape)
     for page, seen in zip(of_page, visible, strict=True):
-        k = k_pages[page].astype(np.float64)  # [R,Hkv,D,16]
+        distinct, of_row = np.unique(page, return_inverse=True)
+        k = k_pages[distinct].astype(np.float64)  # [pages,Hkv,D,16]
         s = np.zeros((*highest.shape, PAGE), np.float32)
         for d in range(query.shape[-1]):
-            s = float32.fma(wide[..., d, None], k[:, :, None, d], s)
+            s = float32.fma(wide[..., d, None], k[:, :, d][of_row, :, None], s)
         highest = np.where(seen & (s > highest[..., None]), s, highest[..., None]).max(axis=-1)
         scores.append(s)
     sums = np.zeros((*highest.shape, PAGE), np.float32)
     for s, page, seen in zip(scores, of_page, visible, strict=True):
         p = np.where(seen, float32.exp(s - highest[..., None]), np.float32(0))
         sums = sums + p
-        v = v_pages[page].astype(np.float64)  # [R,Hkv,16,D]
+        distinct, of_row = np.unique(page, return_inverse=True)
+        v = v_pages[distinct].astype(np.float64)  # [pages,Hkv,16,D]
         for t in range(PAGE):
-            acc = np.where(seen[..., t, None], float32.fma(p[..., t, None], v[:, :, None, t], acc), acc)
+            acc = np.where(seen[..., t, None], float32.fma(p[..., t, None], v[:, :, t][of_row, :, None], acc), acc)
     total = sums[..., 0]
     for t in range(1, PAGE):
         total = total + sums[..., t]

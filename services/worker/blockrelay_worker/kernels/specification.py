@@ -60,7 +60,7 @@ Attention reads them back from the page, also for the rows of the same chunk.
 
 attention of one query head at position T (it sees keys 0..T), keys in pages of 16 slots, pages in spans of 16:
     q[d] = q[d] * (1 / sqrt(float32(D)))
-    in each span, over the n = min(256, T + 1 - 256*span) > 0 keys t that are visible in it:
+    in each span that begins at or before T, over its visible keys t = 256*span .. min(256*span + 255, T):
         s[t]   = fma(q[d], k[t][d], s[t]) over d = 0..D-1 in order, starting at +0
         m      = max(-1e30, s[t]), NaN ignored
         p[t]   = exp(s[t] - m)
@@ -70,7 +70,8 @@ attention of one query head at position T (it sees keys 0..T), keys in pages of 
         M'   = max(M, m);   c = exp(M - M');   e = exp(m - M')
         L    = fma(l, e, L * c);   A[d] = fma(acc[d], e, A[d] * c);   M = M'
     out[d] = A[d] * (1 / L)
-The contents of later slots have no effect. Spans do not depend on each other, so that many cores can compute one row.
+The contents of slots of positions above T have no effect. Spans do not depend on each other, so that many cores can
+compute one row.
 
 add_scaled:  x = x + (y * row_scale), or x + y where there is no scale.
 scale_rows:  x = x * row_scale.

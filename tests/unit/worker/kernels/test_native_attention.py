@@ -105,7 +105,7 @@ def test_every_place_around_the_end_of_a_span_gives_the_bits_of_the_reference(gr
     _one_kv_head([*shapes, (40, 240), (200, 300)], group)
 
 
-@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.parametrize("length", [1, 2, 5, 40])
 def test_threads_that_share_one_long_request_give_the_bits_of_the_reference(length: int) -> None:
     # Given a request whose only key/value head is nearly all of the work, so that it is cut at its spans
     _one_kv_head([(1, 20), (length, 6000), (3, 250)], 4)
