@@ -237,9 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="NAME=VALUE",
         help="environment variable of this tree's side only; may be given several times",
     )
-    parser.add_argument(
-        "--model", type=Path, default=ROOT / "shared/blockrelay/models/storyteller", help="block folder"
-    )
+    parser.add_argument("--model", type=Path, default=MODEL, help="block folder")
     parser.add_argument("--other-model", type=Path, metavar="MODEL", help="block folder of the other side")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--requests", default="1,16", help="numbers of requests at once")

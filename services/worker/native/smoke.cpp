@@ -28,10 +28,16 @@ void digest_value(float x) {
 template <class T>
 using Buffer = std::vector<T>;
 
-// Returns random numbers between -2 and 2, in a quarter of the calls with one that is NaN, infinite, huge or tiny.
-Buffer<float> floats(int64_t count) {
+// Returns random numbers between -2 and 2.
+Buffer<float> tame(int64_t count) {
   Buffer<float> buffer(static_cast<size_t>(count));
   for (auto& x : buffer) x = float(int32_t(generator())) * 0x1p-30f;
+  return buffer;
+}
+
+// tame(), in a quarter of the calls with one number that is NaN, infinite, huge or tiny.
+Buffer<float> floats(int64_t count) {
+  auto buffer = tame(count);
   const float odd[] = {nan(), bit_cast<float>(0xFF800000u), 3e38f, -1e30f, 1e-42f};
   if (count && between(0, 3) == 0) buffer[size_t(between(0, count - 1))] = odd[between(0, 4)];
   return buffer;
@@ -211,11 +217,6 @@ bool shared_attention_agrees(const Pools& pools) {
   const Buffer<int64_t> segments = {0, 1, 2000, 1, 2, 1500};
   Buffer<int32_t> table(2 * max_pages);
   for (size_t i = 0; i < table.size(); i++) table[i] = int32_t(i);
-  const auto tame = [](int64_t count) {
-    Buffer<float> buffer(static_cast<size_t>(count));
-    for (auto& x : buffer) x = float(int32_t(generator())) * 0x1p-30f;
-    return buffer;
-  };
   const auto q = tame(3 * group * dim);
   const auto keys = tame(2 * max_pages * page_size), values = tame(2 * max_pages * page_size);
   Buffer<E> k(keys.size()), v(values.size());

@@ -15,7 +15,7 @@ ITEM_BYTES: Mapping[TensorType, int] = {"int8": 1, "uint8": 1, "float16": 2, "fl
 GROUP = 32
 """Inputs of a linear layer that share a scale and a minimum in w4a8. The number of inputs must be a multiple of it."""
 
-_HADAMARD_SIZES = (16, 512)
+HADAMARD_SIZES = (16, 512)
 """The smallest matrix of the Hadamard step, as wide as a register of the kernels, and the largest."""
 
 MAX_HEAD_DIM = 256
@@ -131,8 +131,8 @@ def hadamard_size(model: ModelConfig, precision: Precision) -> int:
     arXiv 2404.00456). The size is the largest power of two up to 512 that divides the number of inputs. It is 0, for no
     such step, where that is below 16, and in all precisions but w8a8: their rows have finer scales, or are not rounded.
     """
-    size = min(model.intermediate_size & -model.intermediate_size, _HADAMARD_SIZES[1])
-    return size if precision == "w8a8" and size >= _HADAMARD_SIZES[0] else 0
+    size = min(model.intermediate_size & -model.intermediate_size, HADAMARD_SIZES[1])
+    return size if precision == "w8a8" and size >= HADAMARD_SIZES[0] else 0
 
 
 def block_linears(index: int, blocks: int) -> tuple[str, ...]:

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.model import GROUP, HEAD_DIMS, is_head_dim
+from blockrelay.block_folder.model import GROUP, HADAMARD_SIZES, HEAD_DIMS, is_head_dim
 from blockrelay.errors import ExecutionError
-from blockrelay_worker.kernels.specification import LEAST_HADAMARD, PAGE
+from blockrelay_worker.kernels.specification import PAGE
 
 F16: TypeAlias = NDArray[np.float16]
 F32: TypeAlias = NDArray[np.float32]
@@ -88,7 +88,7 @@ def gate_up_shape(gate_up: F32) -> tuple[int, int]:
 
 def check_hadamard(size: int, columns: int) -> None:
     """Raises ExecutionError unless `size` is 0, or a power of two from 16 on that divides `columns`."""
-    if size and (size < LEAST_HADAMARD or size & (size - 1) or columns % size):
+    if size and (size < HADAMARD_SIZES[0] or size & (size - 1) or columns % size):
         raise ExecutionError(f"kernel argument hadamard: {columns} columns have no blocks of {size}")
 
 

@@ -157,10 +157,13 @@ def _span(query: F32, k_pages: Pages, v_pages: Pages, pages: I32, limit: I64) ->
     wide = query.astype(np.float64)
     indices = range(-(-min(int(limit.max()), SPAN_PAGES * PAGE) // PAGE))
     visible = [np.arange(PAGE) < (limit - index * PAGE)[:, None, None, None] for index in indices]  # [R,1,1,16]
-    of_page = [np.where(limit > index * PAGE, pages[:, index], pages[:, 0]) for index in indices]  # [R]
+    # The distinct pages in each place of the span, and which of them each row [R] has there.
+    of_page = [
+        np.unique(np.where(limit > index * PAGE, pages[:, index], pages[:, 0]), return_inverse=True)
+        for index in indices
+    ]
     highest, _, acc = _no_keys(query.shape)
-    for page, seen in zip(of_page, visible, strict=True):
-        distinct, of_row = np.unique(page, return_inverse=True)
+    for (distinct, of_row), seen in zip(of_page, visible, strict=True):
         k = k_pages[distinct].astype(np.float64)  # [pages,Hkv,D,16]
         s = np.zeros((*highest.shape, PAGE), np.float32)
         for d in range(query.shape[-1]):
@@ -168,10 +171,9 @@ def _span(query: F32, k_pages: Pages, v_pages: Pages, pages: I32, limit: I64) ->
         highest = np.where(seen & (s > highest[..., None]), s, highest[..., None]).max(axis=-1)
         scores.append(s)
     sums = np.zeros((*highest.shape, PAGE), np.float32)
-    for s, page, seen in zip(scores, of_page, visible, strict=True):
+    for s, (distinct, of_row), seen in zip(scores, of_page, visible, strict=True):
         p = np.where(seen, float32.exp(s - highest[..., None]), np.float32(0))
         sums = sums + p
-        distinct, of_row = np.unique(page, return_inverse=True)
         v = v_pages[distinct].astype(np.float64)  # [pages,Hkv,16,D]
         for t in range(PAGE):
             acc = np.where(seen[..., t, None], float32.fma(p[..., t, None], v[:, :, t][of_row, :, None], acc), acc)

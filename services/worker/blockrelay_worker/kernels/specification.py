@@ -89,8 +89,6 @@ PAGE: Final = PAGE_TOKENS
 SPAN_PAGES: Final = 16
 #: Number of accumulators of a sum (`lane_sum`).
 LANES: Final = 64
-#: Number of values of the smallest block that `hadamard` takes.
-LEAST_HADAMARD: Final = 16
 #: uint8 value that stands for 0 in a quantised row.
 ZERO_POINT: Final = 128
 #: Largest finite float16; keys and values in float16 pages saturate there.
