@@ -14,7 +14,9 @@ from blockrelay_launcher.bench.figures import random_prompts
 from blockrelay_worker.execution.fault_injection import SlowedExecutor
 from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.offline.bench import run_round
+from blockrelay_worker.sampling.row_sampler import sampler_of
 
 REQUESTS, PROMPT, NEW = 8, 64, 64
 
@@ -30,11 +32,12 @@ def main() -> None:
     executors = executors_for(folder, threads=chosen.threads)
     own = executors.load(folder, 1, folder.model.blocks, pages=REQUESTS * pages_for(PROMPT + NEW))
     executor = SlowedExecutor(own, speed=chosen.speed)
+    sampler = sampler_of(load_kernels(chosen.threads))
     prompts = random_prompts(random.Random(7), folder.model.vocab_size, REQUESTS, PROMPT)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     while True:
-        run_round(executor, prompts, NEW, max_rows=REQUESTS)
+        run_round(executor, sampler, prompts, NEW, max_rows=REQUESTS)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,8 @@ class How:
     """Other options of `up`."""
     variables: Mapping[str, str]
     """Environment variables of this tree's side only."""
+    sampling: Mapping[str, float]
+    """Fields of each request besides its prompt and length: how tokens are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +107,16 @@ class Side:
     pid: int
     url: str
 
-    def turn(self, requests: int, prompt: int, new: int, *, rounds: int = 1) -> Turn:
+    def turn(self, requests: int, prompt: int, new: int, *, sampling: Mapping[str, float], rounds: int = 1) -> Turn:
         """Sends `requests` completions at once, `rounds` times, and measures them.
 
-        Each has a prompt of `prompt` tokens and generates `new` tokens. Raises httpx.HTTPError when an answer is an
-        error.
+        Each has a prompt of `prompt` tokens, generates `new` tokens and has the fields of `sampling`. Raises
+        httpx.HTTPError when an answer is an error.
         """
         bodies = [
             {
                 "prompt": [3 + (at * 7 + number * 13) % 190 for at in range(prompt)],
-                "max_tokens": new, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
+                "max_tokens": new, "seed": number, "ignore_eos": True, "return_token_ids": True, **sampling,
             }
             for number in range(requests)
         ]  # fmt: skip
@@ -196,9 +198,9 @@ def measure(trees: Sequence[Path], sizes: Sequence[Size], first: int, rounds: in
         for size in sizes:
             turns: tuple[list[Turn], list[Turn]] = ([], [])
             for side in sides.values():
-                side.turn(*size)  # not measured: fills caches
+                side.turn(*size, sampling=how.sampling)  # not measured: fills caches
             for at in (first, 1 - first, 1 - first, first):
-                turns[at].append(sides[at].turn(*size, rounds=rounds))
+                turns[at].append(sides[at].turn(*size, sampling=how.sampling, rounds=rounds))
             this, other = (whole(one) for one in turns)
             if how.models[0] == how.models[1] and this.answers != other.answers:
                 raise RuntimeError(f"the sides give different tokens for {size[0]} requests")
@@ -247,12 +249,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")
     parser.add_argument("--new", type=int, default=200, help="new tokens of each request")
     parser.add_argument("--stages", default="1")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument(
+        "--no-prefix-cache", action="store_true", help="both sides compute every prompt again in each turn"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.pairs < 2 or not (chosen.other / ".venv/bin/blockrelay").exists():
         parser.error("--pairs must be 2 or more" if chosen.pairs < 2 else f"{chosen.other} has no .venv/bin/blockrelay")
     sizes = [(int(n), chosen.prompt, chosen.new) for n in chosen.requests.split(",")]
     models = (chosen.model.resolve(), (chosen.other_model or chosen.model).resolve())
-    how = How(models, ("--stages", chosen.stages), dict(one.split("=", 1) for one in chosen.env))
+    options = ("--stages", chosen.stages, *(["--no-prefix-cache"] if chosen.no_prefix_cache else []))
+    sampling = {"temperature": chosen.temperature, "top_p": chosen.top_p}
+    how = How(models, options, dict(one.split("=", 1) for one in chosen.env), sampling)
     signal.signal(signal.SIGTERM, _end)
     trees = (ROOT, chosen.other.resolve())
     pairs = [measure(trees, sizes, number % 2, chosen.rounds, how) for number in range(chosen.pairs)]

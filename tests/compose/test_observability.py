@@ -108,8 +108,11 @@ def test_everything_is_scraped_and_every_rule_is_loaded(stack: ComposeStack) -> 
     wait_until(lambda: scraped() == expected, f"{expected} are scraped", timeout_s=60)
     rules = ask(f"{prometheus}/api/v1/rules")["data"]["groups"]
     committed = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())["groups"]
-    names = [[rule["name"] for rule in group["rules"]] for group in rules]
-    assert names == [[rule.get("alert") or rule["record"] for rule in group["rules"]] for group in committed]
+    # Prometheus sorts groups by their names.
+    names = {group["name"]: [rule["name"] for rule in group["rules"]] for group in rules}
+    assert names == {
+        group["name"]: [rule.get("alert") or rule["record"] for rule in group["rules"]] for group in committed
+    }
     memory = ask(f"{prometheus}/api/v1/query", query="redis_memory_max_bytes")["data"]["result"]
     assert len(memory) == 2 and all(float(series["value"][1]) > 0 for series in memory)
 

@@ -26,6 +26,7 @@ from blockrelay_worker.kernels import PAGE, load_kernels
 from blockrelay_worker.kv.block_hashes import extend_hashes, root_hash
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.sampling.row_sampler import sampler_of
 from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.mailbox import Mailbox
@@ -79,6 +80,7 @@ def engines_running(
                 mailbox,
                 metrics,
                 idle_machine(),
+                sampler_of(load_kernels(1)),
             )
             streams = [f(MODEL, "cpu") for f in (links.keys.reruns, links.keys.jobs)] if stage == 0 else []
             reader = Reader(links.control, links.keys.inbox(role.worker_id), streams, mailbox, links.stop, links.watch)

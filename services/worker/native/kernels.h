@@ -10,6 +10,7 @@
 #include "group_matmul.h"
 #include "program.h"
 #include "rotary.h"
+#include "sampling.h"
 #if defined(__AVX512VNNI__)
 #include "matmul.h"
 #endif
@@ -80,7 +81,7 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
 }  // namespace
 
 // Must equal LIBRARY_VERSION in kernels/libraries.py, so that a library left over from an older install is not used.
-BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 9; }
+BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 10; }
 
 // Makes the pool of threads that every other function takes; null if it cannot be made.
 BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
@@ -281,6 +282,17 @@ BLOCKRELAY_EXPORT int32_t blockrelay_multiply(void* pool, const uint8_t* u, cons
   }
 }
 #endif
+
+BLOCKRELAY_EXPORT int32_t blockrelay_sample(void* pool, void* rows, int64_t count, int64_t* ids, double* logprobs,
+                                            int64_t width) {
+  StandardRounding rounding;
+  try {
+    SampledRow* const sampled = static_cast<SampledRow*>(rows);
+    return sample_rows(*static_cast<Pool*>(pool), sampled, count, ids, logprobs, width) ? kOk : kIndexOutOfRange;
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  }
+}
 
 // Returns the invoker with which a program calls a function, by name without prefix; null for other names.
 BLOCKRELAY_EXPORT void* blockrelay_invoker(const char* name) {

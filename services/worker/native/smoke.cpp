@@ -43,10 +43,14 @@ Buffer<float> floats(int64_t count) {
   return buffer;
 }
 
+bool equal(float a, float b) { return bit_cast<uint32_t>(a) == bit_cast<uint32_t>(b) || (a != a && b != b); }
+bool equal(Half a, Half b) { return a.bits == b.bits; }
+bool equal(uint8_t a, uint8_t b) { return a == b; }
+
 template <class T>
 bool same(const Buffer<T>& a, const Buffer<T>& b) {
   for (const T& x : a) digest_value(x);
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](T x, T y) { return equal(x, y); });
 }
 
 struct Pools {
@@ -264,8 +268,7 @@ bool products_agree(const Pools& pools) {
     blockrelay_pack_weights(pool, q.data(), depth, columns, panels.data()->bytes, start.data());
     ok = ok && blockrelay_multiply(pool, u.data(), panels.data()->bytes, start.data(), scale.data(), y.data(), rows,
                                    depth, columns) == kOk;
-    for (size_t i = 0; i < y.size(); i++)
-      ok = ok && (bit_cast<uint32_t>(y[i]) == bit_cast<uint32_t>(expected[i]) || (y[i] != y[i] && expected[i] != expected[i]));
+    for (size_t i = 0; i < y.size(); i++) ok = ok && equal(y[i], expected[i]);
   }
 #else
   (void)pools;
@@ -314,10 +317,53 @@ bool group_products_agree(const Pools& pools) {
         acc = __builtin_fmaf(float(total) * factor, widen(gm[size_t(g * columns + n)]), acc);
         acc = __builtin_fmaf(float(dot), factors, acc);
       }
-      const float got = result[0][size_t(r * columns + n)];
-      ok = ok && (bit_cast<uint32_t>(got) == bit_cast<uint32_t>(acc) || (got != got && acc != acc));
+      ok = ok && equal(result[0][size_t(r * columns + n)], acc);
     }
   return same(result[0], result[1]) && ok;
+}
+
+// Draws from rows of one kind each: with and without limits, changes, a mask and log probabilities.
+bool sampling_agrees(const Pools& pools) {
+  const int64_t rows = between(1, 9), n = between(1, between(0, 1) ? 70 : 4000), width = 20;
+  Buffer<float> logits = tame(rows * n);
+  for (float& x : logits) x *= between(0, 1) ? 8.0f : 0.5f;
+  Buffer<uint32_t> allowed(size_t((n + 31) / 32));
+  for (auto& word : allowed) word = uint32_t(generator()) | 1;
+  const int64_t last = n - 1;
+  const double replacement = 3.5;
+  auto change = [&](SampledRow& r) { r.changed = &last, r.replacement = &replacement, r.changes = 1; };
+  std::vector<SampledRow> before;
+  for (int64_t i = 0; i < rows; i++) {
+    SampledRow r{};
+    r.logits = logits.data() + i * n;
+    r.count = n;
+    r.seed = generator();
+    r.position = uint64_t(i);
+    r.temperature = between(0, 3) / 2.0;
+    r.top_p = between(0, 1) ? 1.0 : 0.97;
+    r.min_p = between(0, 2) ? 0.0 : 0.01;
+    r.total = std::numeric_limits<double>::quiet_NaN();
+    r.top_k = between(0, 1) ? 0 : between(1, n + 1);
+    r.logprobs = between(0, 1) ? -1 : between(0, width);
+    r.allowed = between(0, 2) ? nullptr : allowed.data();
+    if (between(0, 2) == 0) change(r);
+    before.push_back(r);
+  }
+  std::vector<SampledRow> result[2] = {before, before};
+  Buffer<int64_t> ids[2] = {Buffer<int64_t>(size_t(rows * width)), Buffer<int64_t>(size_t(rows * width))};
+  Buffer<double> logprobs[2] = {Buffer<double>(ids[0].size()), Buffer<double>(ids[0].size())};
+  void* const pool[] = {pools.one, pools.three};
+  for (int i = 0; i < 2; i++)
+    if (blockrelay_sample(pool[i], result[i].data(), rows, ids[i].data(), logprobs[i].data(), width)) return false;
+  bool ok = ids[0] == ids[1] && logprobs[0] == logprobs[1];
+  for (size_t i = 0; i < before.size(); i++) {
+    ok = ok && result[0][i].token == result[1][i].token && result[0][i].logprob == result[1][i].logprob;
+    for (const double x : {double(result[0][i].token), result[0][i].logprob}) digest_value(float(x));
+  }
+  change(before[0]);
+  before[0].count = n - 1;  // the change is out of range then
+  const auto refused = blockrelay_sample(pools.three, before.data(), rows, ids[0].data(), logprobs[0].data(), width);
+  return ok && refused == kIndexOutOfRange;
 }
 
 }  // namespace
@@ -327,7 +373,7 @@ int main() {
   for (int round = 0; round < 15; round++) {
     const bool ok = rows_agree(pools) && program_agrees(pools) && attention_agrees<Half>(pools, Half{kHalfNan}) &&
                     attention_agrees<float>(pools, nan()) && products_agree(pools) &&
-                    group_products_agree(pools);
+                    group_products_agree(pools) && sampling_agrees(pools);
     if (!ok) {
       std::printf("round %d differs\n", round);
       return 1;

@@ -17,6 +17,7 @@ from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.sampling.row_sampler import sampler_of
 from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.mailbox import Mailbox
@@ -99,6 +100,7 @@ def _stage(
         mailbox,
         metrics,
         idle_machine(),
+        sampler_of(load_kernels(1)),
         care(metrics) if care else None,
     )
     streams = [f(MODEL, c) for c in ("cpu", "gpu") for f in (keys.reruns, keys.jobs)] if stage == 0 else []

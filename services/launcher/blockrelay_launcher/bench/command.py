@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from blockrelay.host.cpu import cores
 from blockrelay.protocol.constants import PAGE_TOKENS
 from blockrelay.settings import WorkerSettings
 from blockrelay_launcher.background import running_up
-from blockrelay_launcher.bench.figures import DrawPrompts, Round, figures, random_prompts, ratio
+from blockrelay_launcher.bench.figures import GREEDY, Drawing, DrawPrompts, Round, figures, random_prompts, ratio
 from blockrelay_launcher.bench.kv_cache import kv_cache_figures
 from blockrelay_launcher.bench.machine import describe_machine
 from blockrelay_launcher.bench.memory import Scales
@@ -30,6 +30,8 @@ from blockrelay_launcher.bench.targets import GatewaySide, InProcessSide, check_
 
 #: New tokens of the unmeasured round before the measured ones.
 WARM_UP_NEW = 4
+#: How tokens are drawn with `--sampled`: what chat models recommend.
+SAMPLED = Drawing(temperature=0.6, top_p=0.9)
 #: Mean number of tokens per arrival from which the tables mention it.
 SEVERAL = 1.05
 #: Width that the tables need, in characters.
@@ -95,6 +97,7 @@ class _Case:
     requests: int
     prompt: int
     """Tokens of each prompt."""
+    drawing: Drawing
     through: list[Round] = field(default_factory=list[Round])
     inside: list[Round] = field(default_factory=list[Round])
 
@@ -107,21 +110,40 @@ def _compare(
     options: BenchOptions,
 ) -> None:
     """Measures all configurations in turns, each on both sides, so that changes of the machine affect all alike."""
-    cases = [_Case(requests, prompt) for prompt in options.prompt_lengths for requests in options.request_counts]
+    drawings = [GREEDY, SAMPLED] if options.sampled else [GREEDY]
+    sizes = [(requests, prompt) for prompt in options.prompt_lengths for requests in options.request_counts]
+    cases = [_Case(*size, drawing) for size in sizes for drawing in drawings]
     for number in range(-1, options.rounds):
         for case in cases:
             drawn = draw(case.requests, case.prompt)
             new = options.new if number >= 0 else min(options.new, WARM_UP_NEW)
-            one = gateway.round(drawn, new)
-            other = direct.round(drawn, new) if direct else None
+            one = gateway.round(drawn, new, drawing=case.drawing)
+            other = direct.round(drawn, new, drawing=case.drawing) if direct else None
             if number >= 0:
                 case.through.append(one)
                 case.inside.extend([other] if other else [])
-    for case in cases:
+    for case in cases[:: len(drawings)]:
         report["gateway"].append(figures(case.through, prompt=case.prompt))
         if case.inside:
             report["in_process"].append(figures(case.inside, prompt=case.prompt))
             report["ratio"].append(ratio(case.through, case.inside, prompt=case.prompt))
+    if options.sampled:
+        report["sampled"] = [_sampled(*pair) for pair in zip(cases[::2], cases[1::2], strict=True)]
+
+
+def _sampled(greedy: _Case, sampled: _Case) -> dict[str, Any]:
+    """Returns how fast sampled tokens come beside greedy ones, on each side (1: as fast)."""
+    entry: dict[str, Any] = {"requests": sampled.requests, "prompt": sampled.prompt, **asdict(sampled.drawing)}
+    for side, some, others in (
+        ("gateway", sampled.through, greedy.through),
+        ("in_process", sampled.inside, greedy.inside),
+    ):
+        if some:
+            entry[side] = {
+                "decode_tok_s": figures(some, prompt=sampled.prompt)["decode_tok_s"],
+                "ratio": ratio(some, others, prompt=sampled.prompt)["decode"],
+            }
+    return entry
 
 
 def _shared_prefix(gateway: GatewaySide, options: BenchOptions, draw: DrawPrompts) -> dict[str, Any]:
@@ -204,6 +226,13 @@ def show(report: dict[str, Any], console: Console | None = None) -> None:
         shown = (f"{entry['decode']:.3f}", f"{entry['prefill']:.3f}")
         table.add_row("ratio", str(entry["requests"]), str(entry["prompt"]), *shown)
     console.print(table)
+    for entry in report.get("sampled", ()):
+        sides = (("gateway", "through the gateway"), ("in_process", "in process"))
+        shown = (f"{entry[side]['ratio']:.3f} of greedy {name}" for side, name in sides if side in entry)
+        console.print(
+            f"temperature {entry['temperature']}, top-p {entry['top_p']}, {entry['requests']} requests, prompt "
+            f"{entry['prompt']}: decode {', '.join(shown)}"
+        )
     together = max((entry["tokens_at_once"] for entry in report["gateway"]), default=1.0)
     if together >= SEVERAL:
         console.print(

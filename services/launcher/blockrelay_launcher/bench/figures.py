@@ -14,6 +14,17 @@ DrawPrompts = Callable[[int, int], list[list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
+class Drawing:
+    """How the tokens of a round are drawn. Each request has its index in the round as its seed."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+
+GREEDY = Drawing()
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """One round of a benchmark: requests that were sent at the same time, and the arrival of their tokens."""
 
@@ -99,18 +110,18 @@ def figures(rounds: Sequence[Round], *, prompt: int) -> dict[str, Any]:
     return entry
 
 
-def ratio(gateway: Sequence[Round], in_process: Sequence[Round], *, prompt: int) -> dict[str, Any]:
-    """Returns the speed through the gateway as a share of that in process (1: equal), medians over pairs of rounds.
+def ratio(some: Sequence[Round], others: Sequence[Round], *, prompt: int) -> dict[str, Any]:
+    """Returns the speed of some rounds as a share of that of others (1: equal), medians over pairs of rounds.
 
     Both sides have the same number of rounds. `prompt` is the number of tokens of each prompt. `decode` compares the
     rates of `decode_rate`, `prefill` the times until every request has its first token.
     """
-    pairs = list(zip(gateway, in_process, strict=True))
+    pairs = list(zip(some, others, strict=True))
     return {
-        "requests": len(gateway[0].tokens),
+        "requests": len(some[0].tokens),
         "prompt": prompt,
-        "decode": round(statistics.median(decode_rate(g.tokens) / decode_rate(i.tokens) for g, i in pairs), 3),
-        "prefill": round(statistics.median(i.prefill_s / g.prefill_s for g, i in pairs), 3),
+        "decode": round(statistics.median(decode_rate(a.tokens) / decode_rate(b.tokens) for a, b in pairs), 3),
+        "prefill": round(statistics.median(b.prefill_s / a.prefill_s for a, b in pairs), 3),
     }
 
 

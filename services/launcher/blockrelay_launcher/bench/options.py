@@ -38,6 +38,9 @@ class BenchOptions(ModelOptions):
     ] = None
     in_process: Annotated[bool, switch("Also measure the executor alone, without services.")] = True
     speculation: Annotated[bool, flag("--speculation", "Let workers draft tokens ahead.")] = False
+    sampled: Annotated[
+        bool, flag("--sampled", "Also measure sampled tokens (temperature 0.6, top-p 0.9) beside greedy ones.")
+    ] = False
     prefix: Annotated[int, option("N", "Also time two requests that share their first N tokens; 0: not.", min=0)] = 0
     kv_cache: Annotated[bool, flag("--kv-cache", "Also time requests with and without the KV cache.")] = False
     memory: Annotated[bool, flag("--memory", "Also measure the workers' memory while they serve.")] = False

@@ -8,7 +8,8 @@ import signal
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ import httpx
 
 from blockrelay.errors import ServiceUnavailable, UsageError
 from blockrelay.host.child_command import module_command
-from blockrelay_launcher.bench.figures import Round
+from blockrelay_launcher.bench.figures import GREEDY, Drawing, Round
 from blockrelay_launcher.supervisor.child_process import die_with_parent
 
 #: Patterns that the client finds in the stream. It parses no JSON, because its CPU time comes from the workers' cores.
@@ -43,23 +44,26 @@ class GatewaySide:
             "content-type: application/json\r\ncontent-length: "
         )
 
-    def round(self, prompts: Sequence[Sequence[int]], new: int, *, use_cache: bool = True) -> Round:
+    def round(
+        self, prompts: Sequence[Sequence[int]], new: int, *, drawing: Drawing = GREEDY, use_cache: bool = True
+    ) -> Round:
         """Sends all prompts (token ids) at once and waits until each has `new` tokens.
 
         `use_cache` False: the requests keep no KV between tokens. Raises ServiceUnavailable if one is not answered to
         its end within PATIENCE_S.
         """
-        bodies = [self._body(prompt, new, use_cache=use_cache) for prompt in prompts]
+        fields = {**asdict(drawing), **({} if use_cache else {"use_cache": False})}
+        bodies = [self._body(prompt, new, {**fields, "seed": seed}) for seed, prompt in enumerate(prompts)]
         return self._runner.run(self._round(bodies, new))
 
     def close(self) -> None:
         """Closes the event loop."""
         self._runner.close()
 
-    def _body(self, prompt: Sequence[int], new: int, *, use_cache: bool) -> bytes:
+    def _body(self, prompt: Sequence[int], new: int, more: Mapping[str, float]) -> bytes:
         fields = {
-            "model": self._model, "prompt": list(prompt), "max_tokens": new, "temperature": 0, "ignore_eos": True,
-            "stream": True, "return_token_ids": True, **({} if use_cache else {"use_cache": False}),
+            "model": self._model, "prompt": list(prompt), "max_tokens": new, "ignore_eos": True, "stream": True,
+            "return_token_ids": True, **more,
         }  # fmt: skip
         return json.dumps(fields).encode()
 
@@ -147,13 +151,13 @@ class InProcessSide:
         if self._read() != "ready":
             raise ServiceUnavailable(f"the measured process ended with code {process.wait()} before it was ready")
 
-    def round(self, prompts: Sequence[Sequence[int]], new: int) -> Round:
+    def round(self, prompts: Sequence[Sequence[int]], new: int, *, drawing: Drawing = GREEDY) -> Round:
         """Runs all prompts (token ids) at once, each until it has `new` tokens.
 
         Raises ServiceUnavailable if the process ends, as it does if its KV pages do not hold the whole round.
         """
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompts": prompts, "new": new}) + "\n")
+        self._process.stdin.write(json.dumps({"prompts": prompts, "new": new, **asdict(drawing)}) + "\n")
         self._process.stdin.flush()
         answer: Any = json.loads(self._read())
         return Round(answer["sent"], answer["tokens"])

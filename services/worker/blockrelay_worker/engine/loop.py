@@ -18,11 +18,13 @@ from blockrelay_worker.engine.run_endings import Endings
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.engine.step import Steps
 from blockrelay_worker.engine.step_reports import StepReports
+from blockrelay_worker.engine.token_commits import TokenCommits
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.policy import EARLY_S, HELD_WAIT_S, IDLE_WAIT_S
 from blockrelay_worker.runs.kv_load import Loaded
+from blockrelay_worker.sampling.row_sampler import Sampler
 from blockrelay_worker.scheduling.first_stage import FirstStageBatcher
 from blockrelay_worker.scheduling.later_stage import LaterStageBatcher
 from blockrelay_worker.scheduling.route_members import RouteMembers
@@ -54,14 +56,15 @@ class Engine:
         mailbox: Mailbox[Event],
         metrics: WorkerMetrics,
         state: WorkerMachine,
+        sampler: Sampler,
         care: DeviceCare | None = None,
         local: LocalLinks | None = None,
     ) -> None:
         """`state` is the worker's state machine. It must be idle when `run` is called, which drives it from then on.
 
-        `tokenizer` finds stop strings; None if no request has any. Other threads put events into `mailbox`.
-        `care` looks after the device between steps, if the device needs that. `local` sends rows to workers of this
-        host through shared memory.
+        `tokenizer` finds stop strings; None if no request has any. Other threads put events into `mailbox`. `sampler`
+        draws tokens, in the last stage. `care` looks after the device between steps, if the device needs that. `local`
+        sends rows to workers of this host through shared memory.
         """
         self._care = care
         self._state = state
@@ -89,7 +92,7 @@ class Engine:
             self._endings,
             self._quarantine,
             self._sender,
-            self._committer,
+            TokenCommits(role, sampler, self._sender, self._committer, self._results, metrics),
             self._results,
             self._reports,
             metrics,

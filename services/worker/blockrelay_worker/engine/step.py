@@ -15,21 +15,19 @@ from blockrelay.failpoints import reach
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.encoding.named_tensors import why_not_sent
-from blockrelay.protocol.messages import Commit
 from blockrelay.protocol.plan import CPU, GPU
 from blockrelay_worker.engine.quarantine import Quarantine, is_quarantined, separated
 from blockrelay_worker.engine.rows.batch_builder import batch_of, split, wanted_rows
-from blockrelay_worker.engine.rows.commit_builder import next_tokens, tensor_end
 from blockrelay_worker.engine.rows.forward_builder import Part, forwards
 from blockrelay_worker.engine.rows.spoiled_rows import SpoiledRows
 from blockrelay_worker.engine.run_endings import Endings
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.engine.step_reports import StepReports
+from blockrelay_worker.engine.token_commits import TokenCommits
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.process.care import DeviceCare
-from blockrelay_worker.execution.selection import LogitRows
 from blockrelay_worker.kv.requested_kv import read_requested
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.policy import EXPORT_S, QUARANTINE_COMMIT_S
@@ -38,7 +36,6 @@ from blockrelay_worker.scheduling.step_cost import StepCost, observed, patience_
 from blockrelay_worker.scheduling.throughput import PaceMeter
 from blockrelay_worker.scheduling.work import Work
 from blockrelay_worker.states import ENGINE, EngineEvent, EngineMachine, EngineState, WorkerMachine, failure_event
-from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.stage_sender import StageSender
 from blockrelay_worker.transport.tensor_results import TensorResultWriter
 
@@ -70,7 +67,7 @@ class Steps:
         endings: Endings,
         quarantine: Quarantine,
         sender: StageSender,
-        committer: Committer,
+        tokens: TokenCommits,
         results: TensorResultWriter,
         reports: StepReports,
         metrics: WorkerMetrics,
@@ -81,7 +78,7 @@ class Steps:
         self._role, self._executor, self._table, self._metrics = role, executor, table, metrics
         self._endings, self._quarantine, self._reports = endings, quarantine, reports
         self._spoiled = SpoiledRows(role, executor, table, endings)
-        self._sender, self._committer, self._results = sender, committer, results
+        self._sender, self._tokens, self._results = sender, tokens, results
         self._stage_seconds = metrics.stage_seconds.labels(role.stage, role.device)
         self._actions: Mapping[EngineState, Callable[[], EngineEvent | None]] = {
             "Idle": self._next,
@@ -254,7 +251,7 @@ class Steps:
                 self._results.store_kv(request_id, fields)
         logits = output.logits if output.rows is None else output.rows
         if logits is not None:
-            self._commit(split(work, logits, [len(wanted_rows(w)) for w in work]), bad)
+            self._tokens.commit(split(work, logits, [len(wanted_rows(w)) for w in work]), bad)
             self._metrics.token_generation_seconds.inc(time.perf_counter() - passing_on)
         else:
             self._forward(
@@ -328,47 +325,6 @@ class Steps:
             if not self._sender.forward(target, forward):
                 for lost in carried:
                     self._endings.rerun(lost.run.request_id, lost.run.run_id, "no_inbox")
-
-    def _commit(self, parts: list[tuple[Work, LogitRows]], bad: set[str]) -> None:
-        """Chooses the next tokens from the wanted logits of each Work and hands them to the committer.
-
-        Requests in `bad` are left out. The logits of a tensor step are collected, and stored once it is complete.
-        """
-        commits: list[Commit] = []
-        announced: list[tuple[str, Commit]] = []
-        generated = 0
-        for item, logits in parts:
-            run = item.run
-            if run.request_id in bad or run.last is None:
-                continue
-            if run.body.logits != "none":
-                if len(logits):
-                    run.last.logits.append(np.array(logits))
-                if item.samples:
-                    self._results.submit(run.last.logits, tensor_end(run, self._role))
-            elif item.samples:
-                run.forget_from(item.known_end)  # a later stage learned the drafts with their rows
-                commit = next_tokens(run, item.tokens[item.rows - item.drafts :], logits, self._role)
-                self._count(run, item.drafts, len(commit.tokens))
-                generated += len(commit.tokens)
-                commits.append(commit)
-                if run.trace is not None:
-                    run.trace.ready_ns = time.monotonic_ns()  # a worker of the whole model can compute on at once
-                if not commit.end and len(run.route) > 1:
-                    announced.append((run.route[0], commit))
-        if announced:
-            self._sender.announce(announced)
-        self._committer.submit(commits)
-        self._metrics.generation_tokens.inc(generated)
-
-    def _count(self, run: Run, drafts: int, tokens: int) -> None:
-        if run.first is not None:
-            run.first.token_came(self._metrics.prefill_time)
-        if drafts:
-            self._metrics.draft_tokens.inc(drafts)
-            self._metrics.accepted_tokens.inc(tokens - 1)
-            if run.first is not None and run.first.drafter is not None:
-                run.first.drafter.verdict(drafts, tokens - 1)
 
 
 def after_failure(work: list[Work], error: ExecutionError, *, gpu: bool) -> tuple[list[Work], list[list[Work]]]:

@@ -1,6 +1,7 @@
 """CPU kernels: matmuls and the float operations between them. `Kernels` is the interface, `specification` the bits."""
 
 import logging
+from functools import cache
 
 from blockrelay_worker.kernels.interface import Kernels
 from blockrelay_worker.kernels.libraries import shortcoming, supported_isas
@@ -19,6 +20,11 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 
+@cache
+def _warn_once(message: str) -> None:
+    _log.warning("%s", message)
+
+
 def load_kernels(threads: int, *, isa: str | None = None) -> Kernels:
     """Returns the fastest kernels that this machine can run, or those of the named variant (`reference` included).
 
@@ -30,7 +36,7 @@ def load_kernels(threads: int, *, isa: str | None = None) -> Kernels:
         return ReferenceKernels()
     usable = supported_isas()
     if isa is None and (slow := shortcoming()):
-        _log.warning("%s", slow)
+        _warn_once(slow)
     if isa is None and not usable:
         return ReferenceKernels()
     return NativeKernels(isa or usable[0], threads)

@@ -11,6 +11,7 @@ from blockrelay_worker.kernels.specification import PAGE
 
 F16: TypeAlias = NDArray[np.float16]
 F32: TypeAlias = NDArray[np.float32]
+F64: TypeAlias = NDArray[np.float64]
 U8: TypeAlias = NDArray[np.uint8]
 I8: TypeAlias = NDArray[np.int8]
 I32: TypeAlias = NDArray[np.int32]
@@ -18,6 +19,7 @@ I64: TypeAlias = NDArray[np.int64]
 Pages: TypeAlias = NDArray[np.float16] | NDArray[np.float32]
 
 FLOAT32 = np.dtype(np.float32)
+FLOAT64 = np.dtype(np.float64)
 FLOAT16 = np.dtype(np.float16)
 UINT8 = np.dtype(np.uint8)
 INT8 = np.dtype(np.int8)

@@ -4,10 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay_worker.kernels import arguments
-from blockrelay_worker.kernels.arguments import F16, F32, FLOAT16, FLOAT32, I8, I32, I64, U8, Pages
+from blockrelay_worker.kernels.arguments import F16, F32, F64, FLOAT16, FLOAT32, I8, I32, I64, U8, Pages
 from blockrelay_worker.kernels.specification import PAGE
 
 #: An argument of a native function; an array is passed as its address.
@@ -67,6 +68,8 @@ class Kernels(ABC):
     """True if `matmul` may be called: these kernels have a w8a8 matmul."""
     has_group_matmul: bool = False
     """True if `group_matmul` may be called: these kernels have a w4a8 matmul."""
+    has_sampling: bool = False
+    """True if `sample` may be called: these kernels draw tokens."""
     records: bool = False
     """True if `record` may be called: recorded programs are then faster than single calls."""
 
@@ -245,6 +248,15 @@ class Kernels(ABC):
         ExecutionError for wrong arrays.
         """
         raise AssertionError(f"the {self.isa} kernels have no matmul of weights in groups")
+
+    def sample(self, rows: NDArray[np.void], ids: I64, logprobs: F64) -> None:
+        """Draws the token of each of `rows` [R] (SAMPLED_ROW), by the numbers that `sampling.sampler` defines.
+
+        Writes the results there, and in line r of `ids` and `logprobs` [R, W] the most likely tokens of row r, as many
+        as it asks for and has, W at most. Call it only with `has_sampling`: this default raises AssertionError. Others
+        raise ExecutionError for wrong arrays and for an index out of range. Memory at wrong addresses is not noticed.
+        """
+        raise AssertionError(f"the {self.isa} kernels draw no tokens")
 
     def record(self, parts: Sequence[Callable[[], None]]) -> Program:
         """Records `parts` as a program, which can be run again and again on the same buffers with other contents.

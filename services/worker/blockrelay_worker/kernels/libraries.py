@@ -22,7 +22,7 @@ AVX2, AVX512, VNNI, TILES = 1, 2, 4, 8
 ISAS: Final = {"avx512vnni": AVX2 | AVX512 | VNNI, "avx512": AVX2 | AVX512, "avx2": AVX2, "baseline": 0}
 
 #: Version of the functions' arguments and numbers; to be raised together with the one in kernels.h.
-LIBRARY_VERSION: Final = 9
+LIBRARY_VERSION: Final = 10
 
 FOLDER: Final = Path(__file__).parent
 COMPILERS: Final = ("c++", "g++", "clang++")

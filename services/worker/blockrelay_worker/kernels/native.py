@@ -4,18 +4,21 @@ This module passes pointers on. ctypes releases the interpreter lock during a ca
 """
 
 import ctypes
-import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from blockrelay.errors import ExecutionError, UsageError
-from blockrelay_worker.kernels.arguments import F16, F32, I8, U8
+from blockrelay_worker.kernels.arguments import F16, F32, F64, I8, I64, U8
 from blockrelay_worker.kernels.interface import IndexCheck, Kernels, Linear, Program, Value, no_indices
 from blockrelay_worker.kernels.libraries import library, supported_isas
 from blockrelay_worker.kernels.matmuls import channel_matmul, group_matmul
 from blockrelay_worker.kernels.recorded import KernelCall, RecordedProgram, Runner, refuse, word, words_of
+from blockrelay_worker.kernels.sampled_rows import check_sampled
 
 _P = ctypes.c_void_p
 _D = ctypes.c_double
@@ -39,6 +42,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "multiply_groups": (_INT, [_P] * 5 + [_LONG] * 3),
     "pack_weights": (None, [_P, _P, _LONG, _LONG, _P, _P]),
     "multiply": (_INT, [_P] * 6 + [_LONG] * 3),
+    "sample": (_INT, [_P, _P, _LONG, _P, _P, _LONG]),
     "invoker": (_P, [ctypes.c_char_p]),
     "run": (_LONG, [_P, _P, _LONG]),
 }
@@ -62,6 +66,19 @@ def _functions(path: Path) -> dict[str, Callable[..., Any]]:
 
 
 @cache
+def _pool(path: Path, threads: int) -> int:
+    """Returns the pool with this number of threads of a shared object: a process has one, for all kernels and for good.
+
+    It has `threads` - 1 threads, which sleep between calls; the caller is the other one. Raises ExecutionError if they
+    cannot be started.
+    """
+    pool: int = _functions(path)["open"](threads) or 0
+    if not pool:
+        raise ExecutionError(f"the operating system refused {threads - 1} kernel threads")
+    return pool
+
+
+@cache
 def _runner(path: Path) -> Runner:
     """Returns the functions of one shared object that run programs."""
     functions = _functions(path)
@@ -75,10 +92,11 @@ class NativeKernels(Kernels):
     """`Kernels` in C++, with the same bits as `ReferenceKernels` for any number of threads."""
 
     has_group_matmul = True
+    has_sampling = True
     records = True
 
     def __init__(self, isa: str, threads: int) -> None:
-        """Starts `threads` - 1 threads, which sleep between calls; the caller is the other one.
+        """Uses the process's pool of `threads` threads, and starts them if they are the first kernels to do so.
 
         Raises UsageError for a variant that this machine cannot run and for fewer than one thread, ExecutionError if
         the threads cannot be started.
@@ -89,13 +107,9 @@ class NativeKernels(Kernels):
         if threads < 1:
             raise UsageError(f"kernels need at least one thread, got {threads}")
         self.isa = isa
-        self._functions = functions = _functions(path)
-        self.has_matmul = "multiply" in functions
-        self._pool: int = functions["open"](threads) or 0
-        if not self._pool:
-            raise ExecutionError(f"the operating system refused {threads - 1} kernel threads")
-        # Not at interpreter exit: another thread may be inside a kernel, and the process ends anyway.
-        weakref.finalize(self, functions["close"], self._pool).atexit = False
+        self._functions = _functions(path)
+        self.has_matmul = "multiply" in self._functions
+        self._pool = _pool(path, threads)
         self._runner = _runner(path)
         self._recording: list[KernelCall] | None = None
 
@@ -112,6 +126,14 @@ class NativeKernels(Kernels):
         Raises ExecutionError for wrong arrays, and for K above 131,072.
         """
         return group_matmul(self, q4, gs, gm)
+
+    def sample(self, rows: NDArray[np.void], ids: I64, logprobs: F64) -> None:
+        """Draws the token of each of `rows` [R] and writes it there; `ids` and `logprobs` [R, W] get the most likely.
+
+        Raises ExecutionError for wrong arrays and for an index out of range.
+        """
+        check_sampled(rows, ids, logprobs)
+        self.call("sample", rows, len(rows), ids, logprobs, ids.shape[1])
 
     def record(self, parts: Sequence[Callable[[], None]]) -> Program:
         """Calls each part once and records its kernel calls, which compute nothing now (see `Kernels.record`).

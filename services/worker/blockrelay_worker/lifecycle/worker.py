@@ -26,6 +26,7 @@ from blockrelay_worker.execution.fault_injection import SaltedExecutor, SlowedEx
 from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.execution.page_layout import layout_of, pages_for
 from blockrelay_worker.execution.process.executors import DeviceExecutors
+from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.libraries import shortcoming
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.run_table import RunTable
@@ -36,6 +37,7 @@ from blockrelay_worker.lifecycle.next_device import OtherDevices
 from blockrelay_worker.lifecycle.on_device import MOVED, OnDevice
 from blockrelay_worker.lifecycle.registration import Registration, StageAssignment, rows_arrive
 from blockrelay_worker.policy import DEVICE_PATIENCE, KV_SHARE_OF_ONE_WORKER, PAGES_FLUSH_S
+from blockrelay_worker.sampling.row_sampler import sampler_of
 from blockrelay_worker.states import WORKER, WorkerMachine
 from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.inbox_reader import Reader
@@ -253,6 +255,7 @@ class Worker:
             mailbox,
             self._metrics,
             self._state,
+            sampler_of(load_kernels(self._settings.threads)),
             care,
             local.outgoing,
         )

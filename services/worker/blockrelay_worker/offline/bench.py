@@ -1,9 +1,10 @@
 """`python -m blockrelay_worker.offline.bench`: times the executor in this process, without queue, Redis and HTTP.
 
 `blockrelay bench` compares services with it. Each line on stdin is one round with all its requests:
-{"prompts": [[id, ...], ...], "new": n}. Each line on stdout answers one: {"sent": s, "tokens": [[s, ...], ...]}, the
-times when the round began and when each request's tokens came, in seconds of the monotonic clock. The first line on
-stdout, `ready`, comes when the model is loaded and checked. Ends when stdin ends.
+{"prompts": [[id, ...], ...], "new": n, "temperature": t, "top_p": p}. Each line on stdout answers one:
+{"sent": s, "tokens": [[s, ...], ...]}, the times when the round began and when each request's tokens came, in seconds
+of the monotonic clock. The first line on stdout, `ready`, comes when the model is loaded and checked. Ends when stdin
+ends.
 """
 
 import json
@@ -24,7 +25,9 @@ from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.loader import executors_for
 from blockrelay_worker.execution.page_layout import pages_for
-from blockrelay_worker.sampling.sampler import sample
+from blockrelay_worker.kernels import load_kernels
+from blockrelay_worker.sampling.row_sampler import Sampler, sampler_of
+from blockrelay_worker.sampling.sampler import Draw
 from blockrelay_worker.scheduling.batch_policy import Candidate, choose_tokens
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -34,6 +37,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 class Timed:
     """One request of a round."""
 
+    seed: int
     tokens: list[int]
     """All tokens so far, prompt first."""
     pages: list[int]
@@ -49,16 +53,28 @@ class Timed:
 
 
 def run_round(
-    executor: Executor, prompts: Sequence[Sequence[int]], new: int, *, max_rows: int
+    executor: Executor,
+    sampler: Sampler,
+    prompts: Sequence[Sequence[int]],
+    new: int,
+    *,
+    max_rows: int,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
 ) -> tuple[float, list[Timed]]:
-    """Runs all prompts together until each has `new` >= 1 greedy tokens; returns the start time and the requests.
+    """Runs all prompts together until each has `new` >= 1 tokens; returns the start time and the requests.
+
+    Each request has its index as its seed.
 
     `executor` has the whole model. Batches are those of a worker: at most `max_rows` rows, decode rows first. Raises
     OutOfPages if the executor's pool is too small for all requests together.
     """
-    pool, params = executor.pool, SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
+    pool, params = executor.pool, SamplingParams(max_tokens=new, temperature=temperature, top_p=top_p, ignore_eos=True)
     started = time.monotonic()
-    requests = [Timed(list(prompt), pool.allocate(pages_for(len(prompt) + new)), new) for prompt in prompts]
+    requests = [
+        Timed(seed, list(prompt), pool.allocate(pages_for(len(prompt) + new)), new)
+        for seed, prompt in enumerate(prompts)
+    ]
     iteration = 0
     while running := {str(i): one for i, one in enumerate(requests) if one.left}:
         iteration += 1
@@ -79,8 +95,9 @@ def run_round(
             request.computed += rows
             request.last_step = iteration
         assert output.logits is not None
-        for (request, _), logits in zip(sampling, output.logits, strict=True):
-            request.tokens.append(sample(logits, params, seed=0, position=len(request.tokens)).token)
+        draws = [Draw(row, params, r.seed, len(r.tokens)) for (r, _), row in zip(sampling, output.logits, strict=True)]
+        for (request, _), sampled in zip(sampling, sampler(draws), strict=True):
+            request.tokens.append(sampled.token)
             request.left -= 1
             request.came.append(time.monotonic())
     for request in requests:
@@ -98,10 +115,11 @@ def main(
     """Run the rounds on stdin."""
     folder = open_block_folder(model)
     executor = executors_for(folder, threads=threads).load(folder, 1, folder.model.blocks, pages=pages)
+    sampler = sampler_of(load_kernels(threads))
     _answer("ready")
     for line in sys.stdin:
         fields: Any = json.loads(line)
-        sent, requests = run_round(executor, fields["prompts"], fields["new"], max_rows=max_rows)
+        sent, requests = run_round(executor, sampler, max_rows=max_rows, **fields)
         _answer(json.dumps({"sent": sent, "tokens": [request.came for request in requests]}))
 
 

@@ -24,7 +24,9 @@ from blockrelay_worker.execution.fault_injection import SaltedExecutor
 from blockrelay_worker.execution.loader import Executors, executors_for
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
-from blockrelay_worker.sampling.sampler import Sampled, sample
+from blockrelay_worker.kernels import load_kernels
+from blockrelay_worker.sampling.row_sampler import sampler_of
+from blockrelay_worker.sampling.sampler import Draw, Sampled
 from blockrelay_worker.sampling.stop_conditions import FinishReason, Progress, advance
 
 #: Prompt rows per run: the linear layers are at full speed and buffers stay small.
@@ -126,6 +128,8 @@ class Pipeline:
         if not 1 <= stages <= folder.model.blocks:
             raise BlockFolderError(f"a model of {folder.model.blocks} blocks cannot run in {stages} stages")
         self.folder, self._threads = folder, threads
+        #: Draws tokens from logits.
+        self.sampler = sampler_of(load_kernels(threads))
         self._by_class: dict[Device, Executors] = {}
         self._stages: list[_Loaded] = []
         planned = equal_parts(folder.model.blocks, stages, stage_devices=stage_devices)
@@ -251,7 +255,7 @@ def generate(
         began, runs = time.perf_counter(), list[StageRun]()
         logits = _rows(pipeline, before, first, seconds, None if on_step is None else runs)
         position, ran = progress.length, time.perf_counter()
-        sampled.append(sample(logits, params, seed=seed, position=position))
+        sampled += pipeline.sampler([Draw(logits, params, seed, position)])
         token, chosen = sampled[-1].token, time.perf_counter()
         first_token_s = first_token_s or chosen - started
         reason = advance(progress, token)

@@ -11,13 +11,39 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay.errors import ExecutionError
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.execution.selection import MAX_LARGEST, Largest, LogitRow, Need
+from blockrelay_worker.kernels.arguments import F32, F64
 from blockrelay_worker.sampling import exact_math
 
 #: Tokens whose logit lies this far (after temperature) below the best one are never drawn: all of a vocabulary of a
 #: million together have a probability below 2**-53, less than one step of the random number.
 _UNREACHABLE = -51.0
+
+
+#: Message of the error for a draw from nothing.
+NONE_ALLOWED = "no token is allowed to follow"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """What one token is drawn from, and by.
+
+    `row` has all logits, float32 [vocab], or the part that `need_of` names, which gives the same token. Logits must be
+    finite. `seed` is the request's seed, given or derived (any integer, taken modulo 2**64). `position` is the 0-based
+    index of the token in the request's tokens, prompt included.
+
+    `changes` (ids [n] of different tokens and their logits [n] for this draw) and `allowed` (bit i % 32 of word i / 32:
+    token i may be drawn) need a whole row. Log probabilities are those of `row`, without them.
+    """
+
+    row: LogitRow
+    params: SamplingParams
+    seed: int
+    position: int
+    changes: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
+    allowed: NDArray[np.uint32] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +70,16 @@ def need_of(params: SamplingParams) -> Need | None:
     return None
 
 
-def sample(row: LogitRow, params: SamplingParams, *, seed: int, position: int) -> Sampled:
-    """Chooses the token for `position` from the logits in `row`.
-
-    `position` is the 0-based index in the request's tokens, prompt included. `row` has all logits, float32 [vocab], or
-    the part that `need_of` names, which gives the same token. Logits must be finite. `seed` is the request's seed,
-    given or derived (any integer, taken modulo 2**64).
-    """
+def sample(draw: Draw) -> Sampled:
+    """Chooses a token. Raises ExecutionError if none is allowed."""
+    row, params = draw.row, draw.params
     logits = row.logits if isinstance(row, Largest) else row
     total = row.total if isinstance(row, Largest) else None
-    chosen = int(logits.argmax()) if params.temperature == 0 else _draw(logits, params, uniform(seed, position), total)
+    changed = logits if draw.changes is None and draw.allowed is None else _changed(logits, draw)
+    if changed.max() == -np.inf:
+        raise ExecutionError(NONE_ALLOWED)
+    u = uniform(draw.seed, draw.position)
+    chosen = int(changed.argmax()) if params.temperature == 0 else _draw(changed, params, u, total)
     token = int(row.ids[chosen]) if isinstance(row, Largest) else chosen
     if params.logprobs is None:
         return Sampled(token=token)
@@ -79,7 +105,20 @@ def log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return shifted - exact_math.log(float(exact_math.running_sum(exact_math.exp(shifted))[-1]))
 
 
-def _draw(logits: NDArray[np.float32], params: SamplingParams, u: float, total: float | None) -> int:
+def _changed(logits: NDArray[np.float32], draw: Draw) -> NDArray[np.float64]:
+    """Returns a row of logits with its changes, and minus infinity for tokens that may not be drawn."""
+    assert not isinstance(draw.row, Largest), "the largest logits do not decide a draw from a changed row"
+    row = logits.astype(np.float64)
+    if draw.changes is not None:
+        ids, values = draw.changes
+        row[ids] = values
+    if draw.allowed is not None:
+        bits = np.unpackbits(draw.allowed.astype("<u4").view(np.uint8), count=row.size, bitorder="little")
+        row[bits == 0] = -np.inf
+    return row
+
+
+def _draw(logits: F32 | F64, params: SamplingParams, u: float, total: float | None) -> int:
     """Draws an index into `logits` with the random number `u`.
 
     `total` is the sum of the weights of the whole row, if `logits` are only its largest ones; else None.

@@ -24,7 +24,7 @@ def bench(*argv: str | Path) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.system
 def test_one_measurement_gives_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     figures = ("--requests", "1,3", "--prompt", "20", "--new", "6", "--rounds", "1", "--prefix", "40")
-    done = bench(*figures, "--kv-cache", "--memory", "--json")
+    done = bench(*figures, "--kv-cache", "--memory", "--sampled", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     for side in ("gateway", "in_process"):
@@ -39,11 +39,18 @@ def test_one_measurement_gives_one_json_object(capsys: pytest.CaptureFixture[str
     assert (cache["prompt"], cache["new"]) == (20, 20)
     assert min(cache["whole_on_ms"], cache["whole_off_ms"], cache["second_step_on_ms"], cache["whole"]) > 0
     assert all(value >= 0 for value in cache.values())  # tokens that come together have no time between them
+    assert [(one["requests"], one["temperature"], one["top_p"]) for one in report["sampled"]] == [
+        (1, 0.6, 0.9),
+        (3, 0.6, 0.9),
+    ]
+    assert all(one[side]["ratio"] > 0 for one in report["sampled"] for side in ("gateway", "in_process"))
     [worker] = report["memory"]["workers"]
     assert worker["rss_anon"] > 0 and worker["weights"] > 0 and worker["ratio"] > 0
     assert report["machine"]["cores"] >= 1 and not report["options"]["speculation"]
     show(report)
-    assert "storyteller, w8a8" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "storyteller, w8a8" in shown
+    assert "temperature 0.6, top-p 0.9, 3 requests, prompt 20: decode" in shown
 
 
 @pytest.mark.thorough

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.execution.selection import MAX_LARGEST, TOTAL_ERROR, Largest, LogitRow, enough
-from blockrelay_worker.sampling.sampler import need_of, sample
+from blockrelay_worker.sampling.sampler import Draw, need_of, sample
 
 VOCABULARY = 5000
 
@@ -41,8 +41,8 @@ def test_the_token_is_that_of_the_whole_row(decimals: int | None) -> None:
             part = given(row, params, error)
             fewer += isinstance(part, Largest)
             for position in range(5):
-                whole = sample(row, params, seed=7, position=position)
-                assert sample(part, params, seed=7, position=position) == whole, (params, error)
+                whole = sample(Draw(row, params, 7, position))
+                assert sample(Draw(part, params, 7, position)) == whole, (params, error)
     assert fewer > 300  # of 6 * 73: it is not always the row that is given
 
 
@@ -79,4 +79,4 @@ def test_logits_that_float64_cannot_tell_apart_are_left_to_the_whole_row() -> No
     row[0], row[1], row[2] = 5, 1e-30, 2e-30
     params = SamplingParams(top_k=2, temperature=2.0)
     assert isinstance(given(row, params), np.ndarray)
-    assert {sample(row, params, seed=1, position=position).token for position in range(100)} == {0, 1}
+    assert {sample(Draw(row, params, 1, position)).token for position in range(100)} == {0, 1}

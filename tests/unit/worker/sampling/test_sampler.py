@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.sampling import exact_math
-from blockrelay_worker.sampling.sampler import log_probabilities, sample, uniform
+from blockrelay_worker.sampling.sampler import Draw, log_probabilities, sample, uniform
 
 
 def _row(*values: float) -> NDArray[np.float32]:
@@ -17,21 +17,21 @@ def _row(*values: float) -> NDArray[np.float32]:
 
 
 def _shares(logits: NDArray[np.float32], params: SamplingParams, draws: int = 4000) -> dict[int, float]:
-    counts = Counter(sample(logits, params, seed=11, position=position).token for position in range(draws))
+    counts = Counter(sample(Draw(logits, params, 11, position)).token for position in range(draws))
     return {token: count / draws for token, count in counts.items()}
 
 
 def test_greedy_takes_the_best_and_of_equals_the_first() -> None:
-    assert sample(_row(0, 3, 1, 3), SamplingParams(temperature=0), seed=1, position=5).token == 1
+    assert sample(Draw(_row(0, 3, 1, 3), SamplingParams(temperature=0), 1, 5)).token == 1
 
 
 def test_a_draw_is_a_function_of_seed_and_position() -> None:
     logits = np.linspace(0, 2, 50, dtype=np.float32)
     params = SamplingParams(temperature=1.5)
-    tokens = [sample(logits, params, seed=7, position=position).token for position in range(20)]
-    assert tokens == [sample(logits, params, seed=7, position=position).token for position in range(20)]
-    assert tokens != [sample(logits, params, seed=8, position=position).token for position in range(20)]
-    assert tokens == [sample(logits, params, seed=7 - 2**64, position=position).token for position in range(20)]
+    tokens = [sample(Draw(logits, params, 7, position)).token for position in range(20)]
+    assert tokens == [sample(Draw(logits, params, 7, position)).token for position in range(20)]
+    assert tokens != [sample(Draw(logits, params, 8, position)).token for position in range(20)]
+    assert tokens == [sample(Draw(logits, params, 7 - 2**64, position)).token for position in range(20)]
 
 
 def _philox4x64(counter: int, key: int) -> int:
@@ -101,13 +101,13 @@ def test_min_p_compares_with_the_best_token() -> None:
 
 def test_log_probabilities_are_of_the_models_own_distribution() -> None:
     logits = _row(*(math.log(p) for p in (0.1, 0.5, 0.15, 0.25)))
-    sampled = sample(logits, SamplingParams(temperature=0, top_k=1, logprobs=3), seed=0, position=0)
+    sampled = sample(Draw(logits, SamplingParams(temperature=0, top_k=1, logprobs=3), 0, 0))
     assert sampled.token == 1
     assert sampled.logprob == pytest.approx(math.log(0.5), abs=1e-6)
     assert [token for token, _ in sampled.top] == [1, 3, 2]
     assert [logprob for _, logprob in sampled.top] == pytest.approx([math.log(p) for p in (0.5, 0.25, 0.15)], abs=1e-6)
-    assert sample(logits, SamplingParams(logprobs=0), seed=0, position=0).top == ()
-    assert sample(logits, SamplingParams(), seed=0, position=0).logprob is None
+    assert sample(Draw(logits, SamplingParams(logprobs=0), 0, 0)).top == ()
+    assert sample(Draw(logits, SamplingParams(), 0, 0)).logprob is None
 
 
 def test_extreme_logits_are_no_problem() -> None:

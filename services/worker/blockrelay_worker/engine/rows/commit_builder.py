@@ -1,4 +1,4 @@
-"""Builds commits from logits, in the last stage. Pure but for the run that it advances."""
+"""Builds draws from logits, and commits from what they give: the last stage. Pure but for the run that it advances."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -9,31 +9,35 @@ from blockrelay.protocol.messages import Commit, TokenLogprobs
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.selection import LogitRows
 from blockrelay_worker.runs.run import Run
-from blockrelay_worker.sampling.sampler import sample
+from blockrelay_worker.sampling.sampler import Draw, Sampled
 from blockrelay_worker.sampling.stop_conditions import FinishReason, advance
 
 
-def next_tokens(run: Run, drafts: Sequence[int], logits: LogitRows, role: StageRole) -> Commit:
-    """Chooses the token after `run.tokens`, and one more after each draft that was right; returns their commit.
+def draws_of(run: Run, logits: LogitRows) -> list[Draw]:
+    """The draws of the token after `run.tokens`, and of those behind each draft; `logits` are as `next_tokens` says."""
+    length = len(run.tokens)
+    return [Draw(row, run.params, run.seed, length + i) for i, row in enumerate(logits)]
 
-    `logits` are 1 + len(drafts) finite rows: for the last known token and for each draft behind it. The row of a draft
-    counts only if that draft was chosen, so tokens are those of a step without drafts. Changes `run`: its tokens and
-    what follows from them, `ended` included. `run.tokens` has no drafts (`Run.forget_from`). The run generates tokens
-    (it is no tensor step) and has not ended.
+
+def next_tokens(run: Run, drafts: Sequence[int], sampled: Sequence[Sampled], role: StageRole) -> Commit:
+    """Adds the token after `run.tokens` to it, and one more after each draft that was right; returns their commit.
+
+    `sampled` are the 1 + len(drafts) results of `draws_of`: behind the last known token and behind each draft. The one
+    behind a draft counts only if that draft was chosen, so tokens are those of a step without drafts. Changes `run`:
+    its tokens and what follows from them, `ended` included. `run.tokens` has no drafts (`Run.forget_from`). The run
+    generates tokens (it is no tensor step) and has not ended.
     """
     last = run.last
     assert last is not None and last.progress is not None and not run.ended
-    params, seed, length = run.params, run.seed, len(run.tokens)
     position, tokens = last.committed, list[int]()
     logprobs: list[str] = []
     end: FinishReason | None = None
-    for row, draft in zip_longest(logits, drafts):
-        sampled = sample(row, params, seed=seed, position=length + len(tokens))
-        tokens.append(sampled.token)
-        if sampled.logprob is not None:
-            logprobs.append(TokenLogprobs(sampled.logprob, sampled.top).encode())
-        end = advance(last.progress, sampled.token)
-        if end is not None or sampled.token != draft:
+    for one, draft in zip_longest(sampled, drafts):
+        tokens.append(one.token)
+        if one.logprob is not None:
+            logprobs.append(TokenLogprobs(one.logprob, one.top).encode())
+        end = advance(last.progress, one.token)
+        if end is not None or one.token != draft:
             break
     run.commit(tokens)
     run.ended = end is not None

@@ -15,7 +15,7 @@ from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Pro
 from blockrelay_worker.execution.onnx.selection import Selection
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.selection import MAX_LARGEST, Largest
-from blockrelay_worker.sampling.sampler import need_of, sample
+from blockrelay_worker.sampling.sampler import Draw, need_of, sample
 from tests.support.worker.onnx_devices import NAMES
 
 VOCABULARY = 3001
@@ -47,7 +47,7 @@ def test_each_row_brings_down_what_it_needs(device: str) -> None:
     assert [isinstance(row, Largest) for row in rows] == [True, False, True, True, False, True]
     for row, whole, params in zip(rows, logits, ASKED, strict=True):
         for position in range(20):
-            of_row, of_whole = (sample(one, params, seed=3, position=position) for one in (row, whole))
+            of_row, of_whole = (sample(Draw(one, params, 3, position)) for one in (row, whole))
             assert of_row == of_whole
     # Two arg-maxes with a sum; three times the largest with a total and a sum, one in vain; two whole rows.
     assert down == 2 * 12 + 3 * (12 * MAX_LARGEST + 8) + 2 * 4 * VOCABULARY
@@ -79,7 +79,7 @@ def test_what_a_device_chooses_wrongly_it_does_not_choose(monkeypatch: pytest.Mo
     assert not chooser.wants([0], [need_of(SamplingParams(temperature=0))])
     logits = CpuProvider().upload(None, np.eye(2, VOCABULARY, dtype=np.float32))  # type: ignore[arg-type]
     rows, _, down = chooser.rows(logits, [need_of(SamplingParams(temperature=0))] * 2)
-    assert [sample(row, SamplingParams(temperature=0), seed=1, position=1).token for row in rows] == [0, 1]
+    assert [sample(Draw(row, SamplingParams(temperature=0), 1, 1)).token for row in rows] == [0, 1]
     assert down == 2 * 4 * VOCABULARY
 
 
@@ -101,7 +101,7 @@ def test_a_stage_brings_down_a_few_bytes_for_a_greedy_token(device: str, fp32: B
         chosen = stage.run(replace(batch, needs=[need_of(SamplingParams(temperature=0))] * 2))
         # Then they are those of the rows, of which nothing comes down
         assert chosen.rows is not None and chosen.logits is None
-        tokens = [sample(row, SamplingParams(temperature=0), seed=1, position=1).token for row in chosen.rows]
+        tokens = [sample(Draw(row, SamplingParams(temperature=0), 1, 1)).token for row in chosen.rows]
         assert tokens == best
         assert before - stage.moved_bytes()[1] == 2 * (4 * vocabulary - 12)
     # And a prompt's chunk, of which nobody wants a token, brings down no row either
