@@ -31,6 +31,7 @@ FLAGS = [
 VARIANTS: dict[str, list[str]] = {"baseline": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     VARIANTS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
+    VARIANTS["avxvnni"] = [*VARIANTS["avx2"], "-mavxvnni"]
     VARIANTS["avx512"] = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"]
     VARIANTS["avx512vnni"] = [*VARIANTS["avx512"], "-mavx512vnni"]
 

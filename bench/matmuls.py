@@ -1,4 +1,4 @@
-"""Times int4 matmuls, and decode steps of a w4a8 model, with each instruction set: `python -m bench.matmuls [FOLDER]`.
+"""Times int8 and int4 matmuls, and decode steps, with each instruction set: `python -m bench.matmuls [FOLDER]`.
 
 The instruction sets take turns, and each must give the same bits. Printed are the median microseconds of a matmul by
 its shape and number of rows; for the block folder FOLDER, the tokens per second of 1, 4 and 16 requests; and the ratios
@@ -33,26 +33,31 @@ PLAIN = "avx512"
 
 
 def matmuls(isas: Sequence[str], threads: int, seconds: float) -> bool:
-    """Prints the median microseconds of int4 matmuls; returns True if all instruction sets give the same bits.
+    """Prints the median microseconds of matmuls; returns True if all instruction sets give the same bits.
 
     Each is repeated for `seconds` in every turn, on `threads` threads.
     """
     rng, same = np.random.default_rng(0), True
     for depth, columns in SHAPES:
+        q = rng.integers(-127, 128, (depth, columns), np.int8)
         q4 = rng.integers(0, 256, (depth // 2, columns), np.uint8)
         gs = rng.random((depth // GROUP, columns), np.float32).astype(np.float16)
         gm = (-8 * gs).astype(np.float16)
-        layers = {isa: load_kernels(threads, isa=isa).group_matmul(q4, gs, gm) for isa in isas}
+        kernels = {isa: load_kernels(threads, isa=isa) for isa in isas}
+        int8 = {isa: own.matmul(q, gs[0].astype(np.float32)) for isa, own in kernels.items()}
+        int4 = {isa: own.group_matmul(q4, gs, gm) for isa, own in kernels.items()}
         for rows in ROWS:
-            u = rng.integers(0, 256, (rows, depth), np.uint8)
+            u = rng.integers(1, 256, (rows, depth), np.uint8)
             scale = rng.random((rows, depth // GROUP), np.float32)
-            outs = {isa: np.empty((rows, columns), np.float32) for isa in isas}
-            spent: dict[str, list[float]] = {isa: [] for isa in isas}
-            for turn in range(TURNS):
-                for isa in isas if turn % 2 == 0 else reversed(isas):
-                    spent[isa].append(median_us(partial(layers[isa], u, outs[isa], scale), seconds))
-            same &= all(np.array_equal(outs[isas[0]], out) for out in outs.values())
-            print(f"{depth} x {columns}, {rows:3d} rows: {_compared(spent, 'us', inverse=True)}", flush=True)
+            for name, layers, scales in (("int8", int8, ()), ("int4", int4, (scale,))):
+                outs = {isa: np.empty((rows, columns), np.float32) for isa in isas}
+                spent: dict[str, list[float]] = {isa: [] for isa in isas}
+                for turn in range(TURNS):
+                    for isa in isas if turn % 2 == 0 else reversed(isas):
+                        spent[isa].append(median_us(partial(layers[isa], u, outs[isa], *scales), seconds))
+                same &= all(np.array_equal(outs[isas[0]], out) for out in outs.values())
+                figures = _compared(spent, "us", inverse=True)
+                print(f"{name}, {depth} x {columns}, {rows:3d} rows: {figures}", flush=True)
     return same
 
 
@@ -85,10 +90,10 @@ def _compared(spent: Mapping[str, Sequence[float]], unit: str, *, inverse: bool)
 def main() -> int:
     """Prints all figures and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", help="block folder of precision w4a8")
+    parser.add_argument("folder", type=Path, nargs="?", help="block folder of precision w8a8 or w4a8")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.2, help="seconds of each matmul in each turn")
-    parser.add_argument("--isas", nargs="*", default=[isa for isa in supported_isas() if "avx512" in isa])
+    parser.add_argument("--isas", nargs="*", default=[isa for isa in supported_isas() if isa != "baseline"])
     options = parser.parse_args()
     print(f"{cpu_name()}, {options.threads} threads, {', '.join(options.isas)}")
     same = matmuls(options.isas, options.threads, options.seconds)

@@ -213,7 +213,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_the_worker_image_has_the_native_kernels(up: Up) -> None:
     code = "from blockrelay_worker.kernels import load_kernels; print(load_kernels(1).isa)"
     variant = up.stack.python(up.stack.containers("worker")[0], code).stdout.strip()
-    assert variant in ("avx512vnni", "avx512", "avx2", "baseline")
+    assert variant in ("avx512vnni", "avxvnni", "avx512", "avx2", "baseline")
 
 
 def test_no_container_may_do_more_than_it_needs(up: Up) -> None:

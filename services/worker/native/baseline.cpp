@@ -6,7 +6,7 @@
 #endif
 
 // Features of this CPU and its operating system, as bits: 1 AVX2, FMA and F16C; 2 AVX-512 F, BW, VL and DQ;
-// 4 AVX512-VNNI; 8 AMX tiles of int8. kernels/libraries.py chooses the variant by them.
+// 4 AVX512-VNNI; 8 AMX tiles of int8; 16 AVX-VNNI. kernels/libraries.py chooses the variant by them.
 BLOCKRELAY_EXPORT uint32_t blockrelay_cpu_features() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -18,6 +18,7 @@ BLOCKRELAY_EXPORT uint32_t blockrelay_cpu_features() {
   if (__builtin_cpu_supports("avx512vnni")) found |= 4;
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & (1u << 25))) found |= 8;
+  if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4))) found |= 16;
   return found;
 #else
   return 0;

@@ -13,6 +13,7 @@
 
 #include "arithmetic.h"
 #include "pool.h"
+#include "vnni.h"
 
 namespace blockrelay {
 
@@ -95,19 +96,18 @@ using MultiplyGroups = void (*)(const GroupWeights&, const SignedRows&, int64_t 
 
 #if defined(__AVX512BW__)
 
-// Returns sum plus the products of four bytes per lane: nibbles 0..15 times int8. Without VNNI a lane has two sums of
-// 16 bits, enough for the 16 products of a group that each has; in_lanes() adds them.
+// Adds the products of four bytes per lane: nibbles 0..15 times int8. Without VNNI a lane has two sums of 16 bits, enough
+// for the 16 products of a group that each has; in_lanes() adds them.
 inline __m512i dot_nibbles(__m512i sum, __m512i nibbles, __m512i a) {
-#if defined(__AVX512VNNI__)
-  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(nibbles), "v"(a));  // not the intrinsic: see dot() in matmul.h
-  return sum;
+#if defined(BLOCKRELAY_VNNI)
+  return dot_bytes(sum, nibbles, a);
 #else
   return _mm512_add_epi16(sum, _mm512_maddubs_epi16(nibbles, a));
 #endif
 }
 
 inline __m512i in_lanes(__m512i sum) {
-#if defined(__AVX512VNNI__)
+#if defined(BLOCKRELAY_VNNI)
   return sum;
 #else
   return _mm512_madd_epi16(sum, _mm512_set1_epi16(1));
@@ -180,19 +180,26 @@ inline MultiplyGroups group_multiplier(int rows) {
 // them, to sums [32] as floats.
 inline void sum_groups(const uint8_t* weights, const uint32_t* a, int64_t stride, float* sums) {
 #if defined(__AVX2__)
-  const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+  const __m256i low = _mm256_set1_epi8(15);
   __m256i bytes[2 * kBlocks];
   for (int i = 0; i < 2 * kBlocks; i++) bytes[i] = _mm256_set1_epi32(int(a[i * stride]));
   for (int n = 0; n < kColumns; n += 8) {
-    __m256i pairs = _mm256_setzero_si256();  // 16 * 15 * 128 fits into 16 bits
+    __m256i sum = _mm256_setzero_si256();  // without VNNI pairs: 16 * 15 * 128 fits into 16 bits
     for (int block = 0; block < kBlocks; block++) {
       const __m256i both =
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + block * kBlockBytes + n * 4));
       const __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
-      pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(_mm256_and_si256(both, low), bytes[2 * block]));
-      pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(high, bytes[2 * block + 1]));
+#if defined(BLOCKRELAY_VNNI)
+      sum = dot_bytes(sum, _mm256_and_si256(both, low), bytes[2 * block]);
+      sum = dot_bytes(sum, high, bytes[2 * block + 1]);
     }
-    _mm256_storeu_ps(sums + n, _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones)));
+#else
+      sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(_mm256_and_si256(both, low), bytes[2 * block]));
+      sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(high, bytes[2 * block + 1]));
+    }
+    sum = _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+#endif
+    _mm256_storeu_ps(sums + n, _mm256_cvtepi32_ps(sum));
   }
 #else
   int32_t whole[kColumns] = {};

@@ -11,7 +11,7 @@
 #include "program.h"
 #include "rotary.h"
 #include "sampling.h"
-#if defined(__AVX512VNNI__)
+#if defined(__x86_64__)
 #include "matmul.h"
 #endif
 
@@ -81,7 +81,7 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
 }  // namespace
 
 // Must equal LIBRARY_VERSION in kernels/libraries.py, so that a library left over from an older install is not used.
-BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 10; }
+BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 11; }
 
 // Makes the pool of threads that every other function takes; null if it cannot be made.
 BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
@@ -265,7 +265,7 @@ BLOCKRELAY_EXPORT int32_t blockrelay_multiply_groups(void* pool, const uint8_t* 
   }
 }
 
-#if defined(__AVX512VNNI__)
+#if defined(__x86_64__)
 BLOCKRELAY_EXPORT void blockrelay_pack_weights(void* pool, const int8_t* q, int64_t depth, int64_t columns,
                                                int8_t* panels, int32_t* start) {
   pack_weights(*static_cast<Pool*>(pool), q, depth, columns, panels, start);
@@ -310,7 +310,7 @@ BLOCKRELAY_EXPORT void* blockrelay_invoker(const char* name) {
       {"rotary_append", Invoker<&blockrelay_rotary_append>::invoke},
       {"attention", Invoker<&blockrelay_attention>::invoke},
       {"multiply_groups", Invoker<&blockrelay_multiply_groups>::invoke},
-#if defined(__AVX512VNNI__)
+#if defined(__x86_64__)
       {"multiply", Invoker<&blockrelay_multiply>::invoke},
 #endif
   };

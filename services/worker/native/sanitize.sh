@@ -33,6 +33,7 @@ run baseline-address "$compiler" "$address" ""
 run baseline-thread "$compiler" "$thread" ""
 if has avx2 fma f16c; then
   run avx2-address "$compiler" "$address $avx2" ""
+  run avxvnni-stand-in "$compiler" "$address $avx2 -DBLOCKRELAY_VNNI_STAND_IN" ""
 fi
 if has avx512f avx512bw avx512vl avx512dq; then
   run avx512-address "$compiler" "$address $avx512" ""

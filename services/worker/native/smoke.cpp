@@ -256,7 +256,7 @@ bool products_agree(const Pools& pools) {
       expected[size_t(r * columns + n)] = float(sum) * scale[size_t(n)];
     }
   bool ok = true;
-#if defined(__AVX512VNNI__)
+#if defined(__x86_64__)
   const int64_t padded = (columns + kPanel - 1) / kPanel * kPanel;
   for (void* pool : {pools.one, pools.three}) {
     struct alignas(64) Line {

@@ -17,12 +17,18 @@ from typing import Final
 from blockrelay.extras import checkout
 
 #: Bits of the result of `blockrelay_cpu_features`.
-AVX2, AVX512, VNNI, TILES = 1, 2, 4, 8
+AVX2, AVX512, VNNI, TILES, AVX_VNNI = 1, 2, 4, 8, 16
 #: CPU features that each variant needs, fastest variant first. None needs TILES (AMX).
-ISAS: Final = {"avx512vnni": AVX2 | AVX512 | VNNI, "avx512": AVX2 | AVX512, "avx2": AVX2, "baseline": 0}
+ISAS: Final = {
+    "avx512vnni": AVX2 | AVX512 | VNNI,
+    "avxvnni": AVX2 | AVX_VNNI,
+    "avx512": AVX2 | AVX512,
+    "avx2": AVX2,
+    "baseline": 0,
+}
 
 #: Version of the functions' arguments and numbers; to be raised together with the one in kernels.h.
-LIBRARY_VERSION: Final = 10
+LIBRARY_VERSION: Final = 11
 
 FOLDER: Final = Path(__file__).parent
 COMPILERS: Final = ("c++", "g++", "clang++")

@@ -46,8 +46,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "invoker": (_P, [ctypes.c_char_p]),
     "run": (_LONG, [_P, _P, _LONG]),
 }
-#: The functions that only avx512vnni has.
-_OF_VNNI = ("pack_weights", "multiply")
+#: The functions that only x86-64 has.
+_OF_X86_64 = ("pack_weights", "multiply")
 
 
 @cache
@@ -55,9 +55,9 @@ def _functions(path: Path) -> dict[str, Callable[..., Any]]:
     """Returns the functions of one shared object, by name without the prefix `blockrelay_`."""
     library = ctypes.CDLL(str(path))
     functions: dict[str, Callable[..., Any]] = {}
-    has_vnni = hasattr(library, "blockrelay_multiply")
+    has_matmul = hasattr(library, "blockrelay_multiply")
     for name, (result, argtypes) in _SIGNATURES.items():
-        if has_vnni or name not in _OF_VNNI:
+        if has_matmul or name not in _OF_X86_64:
             function = library[f"blockrelay_{name}"]
             function.argtypes = argtypes
             function.restype = result

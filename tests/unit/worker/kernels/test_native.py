@@ -15,7 +15,7 @@ from blockrelay.errors import ExecutionError, UsageError
 from blockrelay.host.cpu import cpu_facts
 from blockrelay_worker import kernels as kernels_module
 from blockrelay_worker.kernels import PAGE, Kernels, float32, load_kernels, supported_isas
-from blockrelay_worker.kernels.libraries import AVX2, AVX512, TILES, VNNI, cpu_features, isas_for
+from blockrelay_worker.kernels.libraries import AVX2, AVX512, AVX_VNNI, TILES, VNNI, cpu_features, isas_for
 from tests.support.worker.kernel_cases import NOT_FINITE, Rows, floats, rows, same_bits
 from tests.support.worker.kernel_variants import NATIVE, REFERENCE, assert_same, every_variant
 
@@ -277,7 +277,9 @@ def test_no_rows_is_legal(kernels: Kernels) -> None:
 def test_a_cpu_with_tiles_keeps_vnni() -> None:
     assert isas_for(AVX2 | AVX512 | VNNI | TILES) == ("avx512vnni", "avx512", "avx2", "baseline")
     assert isas_for(AVX2 | AVX512) == ("avx512", "avx2", "baseline")
-    assert isas_for(AVX2 | VNNI) == ("avx2", "baseline"), "VNNI is used with AVX-512 only"
+    assert isas_for(AVX2 | VNNI) == ("avx2", "baseline"), "AVX512-VNNI is used with AVX-512 only"
+    assert isas_for(AVX2 | AVX_VNNI) == ("avxvnni", "avx2", "baseline")
+    assert isas_for(AVX2 | AVX512 | VNNI | TILES | AVX_VNNI)[:2] == ("avx512vnni", "avxvnni")
     assert isas_for(0) == ("baseline",)
 
 
@@ -289,6 +291,7 @@ def test_features_are_those_that_the_system_names() -> None:
         AVX512: {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
         VNNI: {"avx512_vnni"},
         TILES: {"amx_int8"},
+        AVX_VNNI: {"avx_vnni"},
     }
     assert cpu_features() == sum(feature for feature, names in needed.items() if names <= flags)
 
