@@ -34,25 +34,35 @@ inline Doubles load_doubles(const float* p) {
 
 constexpr double kLn2High = 6.93147180369123816490e-01, kLn2Low = 1.90821492927058770002e-10;
 
-// exp() for x <= 0; 0 below -700.
-inline Doubles exp_of_negative(Doubles x) {
+constexpr int kSide = 4;  // registers that are computed side by side: one alone would wait for itself most of the time
+
+// Replaces each x <= 0 by exp(x), or by 0 below -700.
+inline void exp_of_negative(Doubles (&x)[kSide]) {
   constexpr double rounding = 6755399441055744.0;  // 1.5 * 2**52: adding it rounds to a whole number
   constexpr double factorials[] = {6227020800.0, 479001600.0, 39916800.0, 3628800.0, 362880.0, 40320.0, 5040.0,
                                    720.0,        120.0,       24.0,       6.0,       2.0,      1.0,     1.0};
-  const Doubles clamped = x > -700.0 ? x : all(-700.0);
-  const Doubles shifted = clamped * 1.4426950408889634 + rounding;
-  const Doubles k = shifted - rounding;
-  const Doubles r = (clamped - k * kLn2High) - k * kLn2Low;
-  Doubles p = all(1.0 / factorials[0]);
+  Doubles r[kSide], p[kSide], shifted[kSide];
+#pragma GCC unroll 4
+  for (int i = 0; i < kSide; i++) {
+    const Doubles clamped = x[i] > -700.0 ? x[i] : all(-700.0);
+    shifted[i] = clamped * 1.4426950408889634 + rounding;
+    const Doubles k = shifted[i] - rounding;
+    r[i] = (clamped - k * kLn2High) - k * kLn2Low;
+    p[i] = all(1.0 / factorials[0]);
+  }
 #pragma GCC unroll 13
-  for (int n = 1; n < 14; n++) p = p * r + 1.0 / factorials[n];
-  Bits bits;
-  std::memcpy(&bits, &shifted, sizeof bits);
-  bits = (bits + 1023) << 52;  // 2**k: the upper bits of `shifted` fall out
-  Doubles power;
-  std::memcpy(&power, &bits, sizeof power);
-  p = p * power;
-  return x < -700.0 ? all(0.0) : p;
+  for (int n = 1; n < 14; n++)
+#pragma GCC unroll 4
+    for (int i = 0; i < kSide; i++) p[i] = p[i] * r[i] + 1.0 / factorials[n];
+#pragma GCC unroll 4
+  for (int i = 0; i < kSide; i++) {
+    Bits bits;
+    std::memcpy(&bits, &shifted[i], sizeof bits);
+    bits = (bits + 1023) << 52;  // 2**k: the upper bits of `shifted` fall out
+    Doubles power;
+    std::memcpy(&power, &bits, sizeof power);
+    x[i] = x[i] < -700.0 ? all(0.0) : p[i] * power;
+  }
 }
 
 // The natural logarithm of a positive normal number.

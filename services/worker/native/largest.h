@@ -27,7 +27,7 @@ inline void find_largest(const double* values, int64_t n, int64_t count, double 
   const size_t room = most + std::max<size_t>(most, 64);
   for (int64_t i = 0; i < n; i += kTurn) {
     const int64_t end = std::min<int64_t>(i + kTurn, n);
-    if (end - i == kTurn) {
+    if (end - i == kTurn) {  // few are among the largest, so most of the time none of a turn is
       auto any = load_doubles(values + i) > above;
       for (int j = kDoubles; j < kTurn; j += kDoubles) any |= load_doubles(values + i + j) > above;
       int64_t lanes = 0;

@@ -60,25 +60,34 @@ int64_t index_of(const E* row, double value) {
   return i;
 }
 
-// Writes use(x) for each element of a row to `out`, with x = (element - largest) / temperature for kDoubles elements at
-// a time. `out` has room for a whole turn more; what is written behind its last element is 0. Where `sums` is given,
-// the values are also added from left to right, and the running sum behind each kTurn of them is written there.
+// Writes to `out` what use() makes of x = (element - largest) / temperature for each element of a row; it changes kSide
+// registers at a time. `out` has room for kTurn elements more; what is written behind its last element is 0. Where `sums`
+// is given, the values are also added from left to right, and the running sum behind each kTurn of them is written there.
 template <class E, class Use>
 void map_row(const E* row, int64_t n, double largest, double temperature, double* out, double* sums, const Use& use) {
+  constexpr int step = kSide * kDoubles;
+  static_assert(kTurn % step == 0, "a turn is a whole number of steps");
   double sum = 0.0;
-  for (int64_t i = 0; i < n; i += kDoubles) {
-    E last[kDoubles];
-    if (i + kDoubles > n) {
-      std::fill(last, last + kDoubles, E(largest));
-      std::copy(row + i, row + n, last);
+  for (int64_t i = 0; i < n; i += step) {
+    const E* from = row + i;
+    E last[step];
+    if (i + step > n) {
+      std::fill(last, last + step, E(largest));
+      std::copy(from, row + n, last);
+      from = last;
     }
-    Doubles x = load_doubles(i + kDoubles > n ? last : row + i) - largest;
-    if (temperature != 1.0) x = x / temperature;
-    const Doubles value = use(x);
-    std::memcpy(out + i, &value, sizeof value);
-    if (i + kDoubles > n) std::fill(out + n, out + i + kDoubles, 0.0);
+    Doubles x[kSide];
+#pragma GCC unroll 4
+    for (int j = 0; j < kSide; j++) x[j] = load_doubles(from + j * kDoubles) - largest;
+    if (temperature != 1.0)
+#pragma GCC unroll 4
+      for (int j = 0; j < kSide; j++) x[j] = x[j] / temperature;
+    use(x);
+#pragma GCC unroll 4
+    for (int j = 0; j < kSide; j++) std::memcpy(out + i + j * kDoubles, &x[j], sizeof x[j]);
+    if (i + step > n) std::fill(out + n, out + i + step, 0.0);
     if (!sums) continue;
-    for (int j = 0; j < kDoubles; j++) sum += out[i + j];
+    for (int j = 0; j < step; j++) sum += out[i + j];
     sums[i / kTurn] = sum;
   }
 }
@@ -117,11 +126,15 @@ int64_t draw(const E* row, const SampledRow& r, SamplingMemory& memory) {
   double total = r.top_k > 0 ? std::numeric_limits<double>::quiet_NaN() : r.total;
   const bool all_of_them = !(r.top_p < 1.0) && !(r.min_p > 0.0);
   const bool summed = all_of_them || (r.top_p < 1.0 && std::isnan(total));
-  memory.weights.resize(std::max(memory.weights.size(), size_t(n + kDoubles)));
+  memory.weights.resize(std::max(memory.weights.size(), size_t(n + kTurn)));
   double* const weights = memory.weights.data();
-  auto weight = [](Doubles x) { return x >= unreachable ? exp_of_negative(x) : all(0.0); };
+  auto weight = [](Doubles (&x)[kSide]) {
+    const Doubles before[kSide] = {x[0], x[1], x[2], x[3]};
+    exp_of_negative(x);
+    for (int i = 0; i < kSide; i++) x[i] = before[i] >= unreachable ? x[i] : all(0.0);
+  };
   if (few) {
-    map_row(row, n, largest, r.temperature, weights, nullptr, [](Doubles x) { return x; });
+    map_row(row, n, largest, r.temperature, weights, nullptr, [](Doubles (&)[kSide]) {});
     find_largest(weights, n, r.top_k, std::nextafter(unreachable, -100.0), found);
     sort_by_index(found);
     n = int64_t(found.size());
@@ -161,13 +174,15 @@ int64_t draw(const E* row, const SampledRow& r, SamplingMemory& memory) {
 // Writes the log probability of r.token, and the most likely tokens with theirs; `ids` and `logprobs` have r.logprobs.
 inline void log_probabilities(SampledRow& r, int64_t* ids, double* logprobs, SamplingMemory& memory) {
   const int64_t n = r.count;
-  memory.weights.resize(std::max(memory.weights.size(), size_t(n + kDoubles)));
+  memory.weights.resize(std::max(memory.weights.size(), size_t(n + kTurn)));
   memory.sums.resize(size_t((n + kTurn - 1) / kTurn));
   double* const values = memory.weights.data();
   const double largest = largest_of(r.logits, n);
-  map_row(r.logits, n, largest, 1.0, values, memory.sums.data(), [](Doubles x) { return exp_of_negative(x); });
+  map_row(r.logits, n, largest, 1.0, values, memory.sums.data(), [](Doubles (&x)[kSide]) { exp_of_negative(x); });
   const double log_total = log_of(memory.sums.back());
-  map_row(r.logits, n, largest, 1.0, values, nullptr, [&](Doubles x) { return x - log_total; });
+  map_row(r.logits, n, largest, 1.0, values, nullptr, [&](Doubles (&x)[kSide]) {
+    for (Doubles& one : x) one = one - log_total;
+  });
   r.logprob = values[r.token];
   find_largest(values, n, r.logprobs, -std::numeric_limits<double>::infinity(), memory.found);
   std::sort(memory.found.begin(), memory.found.end(), before);
