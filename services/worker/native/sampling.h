@@ -3,7 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
+#include <new>
 #include <vector>
 
 #include "largest.h"
@@ -11,7 +13,7 @@
 
 namespace blockrelay {
 
-// What a token is drawn from and by; kernels/interface.py lays it out. Addresses may be null where nothing is said.
+// What a token is drawn from and by; kernels/sampled_rows.py lays it out. Addresses may be null where nothing is said.
 struct SampledRow {
   const float* logits;        // [count], finite
   const uint32_t* allowed;    // bit i of word i / 32: token i may be drawn; null: all may
@@ -31,7 +33,7 @@ struct SampledRow {
   int64_t token;
   double logprob;
 };
-static_assert(sizeof(SampledRow) == 128, "as kernels/interface.py lays it out");
+static_assert(sizeof(SampledRow) == 128, "as kernels/sampled_rows.py lays it out");
 
 // Working memory of one thread.
 struct SamplingMemory {
@@ -118,7 +120,7 @@ int64_t draw(const E* row, const SampledRow& r, SamplingMemory& memory) {
   constexpr double unreachable = -51.0;  // as in sampling/sampler.py
   int64_t n = r.count;
   const double largest = largest_of(row, n);
-  if (largest == -std::numeric_limits<double>::infinity()) return -1;
+  if (!std::isfinite(largest) || row[0] != row[0]) return -1;  // no token is allowed, or the caller let NaN through
   if (r.temperature == 0.0) return index_of(row, largest);
 
   auto& found = memory.found;
@@ -129,7 +131,8 @@ int64_t draw(const E* row, const SampledRow& r, SamplingMemory& memory) {
   memory.weights.resize(std::max(memory.weights.size(), size_t(n + kTurn)));
   double* const weights = memory.weights.data();
   auto weight = [](Doubles (&x)[kSide]) {
-    const Doubles before[kSide] = {x[0], x[1], x[2], x[3]};
+    Doubles before[kSide];
+    std::copy(x, x + kSide, before);
     exp_of_negative(x);
     for (int i = 0; i < kSide; i++) x[i] = before[i] >= unreachable ? x[i] : all(0.0);
   };
@@ -210,7 +213,7 @@ inline const double* changed_row(const SampledRow& r, std::vector<double>& row) 
 inline bool sample_rows(Pool& pool, SampledRow* rows, int64_t count, int64_t* ids, double* logprobs, int64_t width) {
   std::atomic<bool> memory_left{true};
   int64_t cost = 0;
-  for (int64_t i = 0; i < count; i++) cost += rows[i].count * (rows[i].temperature == 0.0 ? 2 : 40);
+  for (int64_t i = 0; i < count; i++) cost += rows[i].count * (rows[i].temperature == 0.0 && rows[i].logprobs < 0 ? 2 : 40);
   const bool in_range = pool.run(count, 1, cost, [&](int64_t begin, int64_t end) {
     static thread_local SamplingMemory memory;
     try {
@@ -226,7 +229,7 @@ inline bool sample_rows(Pool& pool, SampledRow* rows, int64_t count, int64_t* id
         }
         if (r.logprobs >= 0 && r.token >= 0) log_probabilities(r, ids + i * width, logprobs + i * width, memory);
       }
-    } catch (const std::bad_alloc&) {
+    } catch (...) {  // bad_alloc, or length_error: nothing may leave a thread of the pool
       memory_left = false;
     }
     return true;

@@ -40,6 +40,7 @@ if has avx512f avx512bw avx512vl avx512dq; then
   run avx512-thread "$compiler" "$thread $avx512" ""
   if has avx512_vnni; then
     run avx512vnni-address "$compiler" "$address $avx512vnni" ""
+    run avxvnni-by-avx512 "$compiler" "$address $avx2 -D__AVXVNNI__ -DBLOCKRELAY_VNNI_BY_AVX512" ""
     run avx512vnni-thread "$compiler" "$thread $avx512vnni" ""
   fi
 fi

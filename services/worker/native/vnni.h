@@ -18,7 +18,11 @@ inline __m512i dot_bytes(__m512i sum, __m512i u, __m512i q) {
 }
 #elif defined(__AVXVNNI__)
 inline __m256i dot_bytes(__m256i sum, __m256i u, __m256i q) {
+#if defined(BLOCKRELAY_VNNI_BY_AVX512)  // the same instruction in the encoding of AVX512-VNNI, for tests
+  __asm__("%{evex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(u), "x"(q));
+#else
   __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(u), "x"(q));
+#endif
   return sum;
 }
 #else

@@ -92,7 +92,7 @@ class Engine:
             self._endings,
             self._quarantine,
             self._sender,
-            TokenCommits(role, sampler, self._sender, self._committer, self._results, metrics),
+            TokenCommits(role, sampler, self._endings, self._sender, self._committer, self._results, metrics),
             self._results,
             self._reports,
             metrics,

@@ -100,7 +100,8 @@ class Steps:
         """Runs one step on `work`: one batch for each quarantined request, then one for all others.
 
         A failed batch raises nothing: it ends or moves requests, and a device that is gone sets `lost`. ExecutionError
-        is raised only if the device works, but cannot read the KV pages of a request that became NaN or infinite. A
+        is raised only if the device works, but cannot read the KV pages of a request that became NaN or infinite, and
+        if there is no memory to draw tokens in. A
         state machine drives the step: the action of each state returns the event that leads to the next one.
         """
         self._number += 1

@@ -7,6 +7,7 @@ import numpy as np
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import Commit
 from blockrelay_worker.engine.rows.commit_builder import draws_of, next_tokens, tensor_end
+from blockrelay_worker.engine.run_endings import Endings
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.selection import LogitRows
 from blockrelay_worker.runs.run import Run
@@ -25,12 +26,13 @@ class TokenCommits:
         self,
         role: StageRole,
         sampler: Sampler,
+        endings: Endings,
         sender: StageSender,
         committer: Committer,
         results: TensorResultWriter,
         metrics: WorkerMetrics,
     ) -> None:
-        self._role, self._sample, self._metrics = role, sampler, metrics
+        self._role, self._sample, self._endings, self._metrics = role, sampler, endings, metrics
         self._sender, self._committer, self._results = sender, committer, results
 
     def commit(self, parts: list[tuple[Work, LogitRows]], bad: set[str]) -> None:
@@ -55,7 +57,7 @@ class TokenCommits:
             self._commit_tokens(drawn)
 
     def _commit_tokens(self, drawn: list[tuple[Work, list[Draw]]]) -> None:
-        """Draws the tokens of all runs together, and commits them run by run."""
+        """Draws the tokens of all runs together, and commits them run by run; a run without a possible token fails."""
         sampled = self._sample([draw for _, draws in drawn for draw in draws])
         commits: list[Commit] = []
         announced: list[tuple[str, Commit]] = []
@@ -63,6 +65,9 @@ class TokenCommits:
         for item, draws in drawn:
             run, begin, end = item.run, end, end + len(draws)
             commit = next_tokens(run, item.tokens[item.rows - item.drafts :], sampled[begin:end], self._role)
+            if commit is None:
+                self._endings.fail(run, "no token is allowed to follow", "execution_error", f"block_{self._role.last}")
+                continue
             self._count(run, item.drafts, len(commit.tokens))
             generated += len(commit.tokens)
             commits.append(commit)

@@ -4,6 +4,7 @@ This module passes pointers on. ctypes releases the interpreter lock during a ca
 """
 
 import ctypes
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -28,7 +29,6 @@ _LONG = ctypes.c_int64
 # Result and argument types of each function, as in kernels.h.
 _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "open": (_P, [_INT]),
-    "close": (None, [_P]),
     "norm": (_INT, [_P, _P, _P, _D, _P, _LONG, _LONG]),
     "norm_quantise": (_INT, [_P, _P, _P, _D, _P, _P, _LONG, _LONG, _LONG]),
     "quantise": (_INT, [_P, _P, _P, _P, _LONG, _LONG, _LONG]),
@@ -66,11 +66,11 @@ def _functions(path: Path) -> dict[str, Callable[..., Any]]:
 
 
 @cache
-def _pool(path: Path, threads: int) -> int:
+def _pool(path: Path, threads: int, process: int) -> int:
     """Returns the pool with this number of threads of a shared object: a process has one, for all kernels and for good.
 
-    It has `threads` - 1 threads, which sleep between calls; the caller is the other one. Raises ExecutionError if they
-    cannot be started.
+    `process` is the id of this process: a forked one starts threads of its own. The pool has `threads` - 1 threads,
+    which sleep between calls; the caller is the other one. Raises ExecutionError if they cannot be started.
     """
     pool: int = _functions(path)["open"](threads) or 0
     if not pool:
@@ -109,7 +109,7 @@ class NativeKernels(Kernels):
         self.isa = isa
         self._functions = _functions(path)
         self.has_matmul = "multiply" in self._functions
-        self._pool = _pool(path, threads)
+        self._pool = _pool(path, threads, os.getpid())
         self._runner = _runner(path)
         self._recording: list[KernelCall] | None = None
 

@@ -255,7 +255,7 @@ class Worker:
             mailbox,
             self._metrics,
             self._state,
-            sampler_of(load_kernels(self._settings.threads)),
+            sampler_of(load_kernels(self._settings.threads if role.last_stage else 1)),
             care,
             local.outgoing,
         )

@@ -20,6 +20,7 @@ import typer
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.command_app import run_app
+from blockrelay.errors import RowNotFinite
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
@@ -67,7 +68,7 @@ def run_round(
     Each request has its index as its seed.
 
     `executor` has the whole model. Batches are those of a worker: at most `max_rows` rows, decode rows first. Raises
-    OutOfPages if the executor's pool is too small for all requests together.
+    OutOfPages if the executor's pool is too small for all requests together, RowNotFinite if the model overflows.
     """
     pool, params = executor.pool, SamplingParams(max_tokens=new, temperature=temperature, top_p=top_p, ignore_eos=True)
     started = time.monotonic()
@@ -95,6 +96,8 @@ def run_round(
             request.computed += rows
             request.last_step = iteration
         assert output.logits is not None
+        if output.not_finite:
+            raise RowNotFinite("a row is not finite: the model overflowed")
         draws = [Draw(row, params, r.seed, len(r.tokens)) for (r, _), row in zip(sampling, output.logits, strict=True)]
         for (request, _), sampled in zip(sampling, sampler(draws), strict=True):
             request.tokens.append(sampled.token)

@@ -5,14 +5,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from blockrelay.errors import ExecutionError
 from blockrelay.protocol.sampling_params import MAX_LOGPROBS
 from blockrelay_worker.execution.selection import Largest
 from blockrelay_worker.kernels.interface import Kernels
 from blockrelay_worker.kernels.sampled_rows import SAMPLED_ROW
-from blockrelay_worker.sampling.sampler import NONE_ALLOWED, Draw, Sampled, sample
+from blockrelay_worker.sampling.sampler import NO_TOKEN, Draw, Sampled, sample
 
-#: Returns what each Draw gives. Raises ExecutionError if one of them allows no token.
+#: Returns what each Draw gives. Raises ExecutionError if there is no memory to draw in.
 Sampler: TypeAlias = Callable[[Sequence[Draw]], list[Sampled]]
 
 
@@ -32,11 +31,11 @@ def _sample_all(kernels: Kernels, draws: Sequence[Draw]) -> list[Sampled]:
     ids, logprobs = np.empty((len(draws), width), np.int64), np.empty((len(draws), width))
     kernels.sample(rows, ids, logprobs)
     tokens: list[int] = rows["token"].tolist()
-    if min(tokens, default=0) < 0:
-        raise ExecutionError(NONE_ALLOWED)
     sampled: list[Sampled] = []
     for i, (draw, token) in enumerate(zip(draws, tokens, strict=True)):
-        if isinstance(draw.row, Largest):
+        if token < 0:
+            sampled.append(Sampled(token=NO_TOKEN))
+        elif isinstance(draw.row, Largest):
             sampled.append(Sampled(token=int(draw.row.ids[token])))
         elif draw.params.logprobs is None:
             sampled.append(Sampled(token=token))
@@ -58,9 +57,10 @@ def _record(draw: Draw) -> tuple[float, ...]:
     if draw.changes is not None:
         ids, values = draw.changes
         assert (ids.dtype, values.dtype, ids.shape) == (np.int64, np.float64, values.shape), "a logit for each id"
+        assert ids.ndim == 1 and ids.flags.c_contiguous and values.flags.c_contiguous, "changes are contiguous"
         changes = (_address(ids), _address(values), ids.size)
     if draw.allowed is not None:
-        assert draw.allowed.dtype == np.uint32, "words of 32 bits"
+        assert draw.allowed.dtype == np.uint32 and draw.allowed.flags.c_contiguous, "contiguous words of 32 bits"
         assert draw.allowed.size * 32 >= logits.size, "a bit for each token"
         allowed = _address(draw.allowed)
     return (

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.errors import ExecutionError
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.execution.selection import MAX_LARGEST, Largest, LogitRow, Need
 from blockrelay_worker.kernels.arguments import F32, F64
@@ -22,8 +21,8 @@ from blockrelay_worker.sampling import exact_math
 _UNREACHABLE = -51.0
 
 
-#: Message of the error for a draw from nothing.
-NONE_ALLOWED = "no token is allowed to follow"
+#: The token of a draw from a row of which no token is allowed.
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,8 +33,8 @@ class Draw:
     finite. `seed` is the request's seed, given or derived (any integer, taken modulo 2**64). `position` is the 0-based
     index of the token in the request's tokens, prompt included.
 
-    `changes` (ids [n] of different tokens and their logits [n] for this draw) and `allowed` (bit i % 32 of word i / 32:
-    token i may be drawn) need a whole row. Log probabilities are those of `row`, without them.
+    `changes` (ids [n] of different tokens, 0 or more, and their logits [n] for this draw) and `allowed` (bit i % 32 of
+    word i / 32: token i may be drawn) need a whole row. Log probabilities are those of `row`, without them.
     """
 
     row: LogitRow
@@ -48,7 +47,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """One sampled token.
+    """One sampled token, or NO_TOKEN.
 
     `logprob` and `top` (id, log probability; most likely first, ties by lower id) are those of the model's
     distribution, before temperature and filters, as in OpenAI's API. None and empty unless params.logprobs is set.
@@ -71,13 +70,13 @@ def need_of(params: SamplingParams) -> Need | None:
 
 
 def sample(draw: Draw) -> Sampled:
-    """Chooses a token. Raises ExecutionError if none is allowed."""
+    """Chooses a token: the definition of what every sampler gives."""
     row, params = draw.row, draw.params
     logits = row.logits if isinstance(row, Largest) else row
     total = row.total if isinstance(row, Largest) else None
     changed = logits if draw.changes is None and draw.allowed is None else _changed(logits, draw)
     if changed.max() == -np.inf:
-        raise ExecutionError(NONE_ALLOWED)
+        return Sampled(token=NO_TOKEN)
     u = uniform(draw.seed, draw.position)
     chosen = int(changed.argmax()) if params.temperature == 0 else _draw(changed, params, u, total)
     token = int(row.ids[chosen]) if isinstance(row, Largest) else chosen

@@ -12,7 +12,7 @@ from blockrelay_worker.execution.selection import Largest
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.sampled_rows import SAMPLED_ROW
 from blockrelay_worker.sampling.row_sampler import sampler_of
-from blockrelay_worker.sampling.sampler import Draw, need_of, sample
+from blockrelay_worker.sampling.sampler import NO_TOKEN, Draw, need_of, sample
 from tests.support.worker.kernel_variants import NATIVE
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="no kernels were compiled here")
@@ -103,14 +103,31 @@ def test_changed_logits_and_a_mask_decide_the_draw_and_no_log_probability() -> N
     assert_as_numpy(draws)
 
 
-def test_only_an_allowed_token_comes_and_without_any_it_is_an_error() -> None:
+def test_only_an_allowed_token_comes_and_a_row_without_any_gives_none() -> None:
     row, params = np.arange(40, dtype=np.float32), SamplingParams(temperature=0, logprobs=1)
     only_3 = Draw(row, params, 0, 0, allowed=np.array([1 << 3, 0], np.uint32))
     for sampler in (*SAMPLERS.values(), BY_NUMPY):
         (found,) = sampler([only_3])
         assert (found.token, found.top[0][0]) == (3, 39)
-        with pytest.raises(ExecutionError, match="no token is allowed"):
-            sampler([only_3, dataclasses.replace(only_3, allowed=np.zeros(2, np.uint32))])
+        none = dataclasses.replace(only_3, allowed=np.zeros(2, np.uint32))
+        assert [one.token for one in sampler([only_3, none, only_3])] == [3, NO_TOKEN, 3]
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("position", [0, 1, 2**31 - 1, 2**63])
+def test_all_seeds_and_positions_give_the_random_number_of_the_definition(seed: int, position: int) -> None:
+    row = np.linspace(0, 3, 500, dtype=np.float32)
+    assert_as_numpy([Draw(row, SamplingParams(temperature=temperature), seed, position) for temperature in (1, 2)])
+
+
+def test_rows_that_a_caller_let_through_although_they_are_not_finite_harm_nothing() -> None:
+    kernels = next(iter(NATIVE.values()))
+    for value in (np.nan, np.inf):
+        for temperature in (0.0, 1.0):
+            row = np.zeros(70, np.float32)
+            row[0] = value
+            (found,) = sampler_of(kernels)([Draw(row, SamplingParams(temperature=temperature), 0, 0)])
+            assert found.token == NO_TOKEN
 
 
 def test_no_rows_give_no_tokens() -> None:

@@ -9,7 +9,7 @@ from blockrelay.protocol.messages import Commit, TokenLogprobs
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.selection import LogitRows
 from blockrelay_worker.runs.run import Run
-from blockrelay_worker.sampling.sampler import Draw, Sampled
+from blockrelay_worker.sampling.sampler import NO_TOKEN, Draw, Sampled
 from blockrelay_worker.sampling.stop_conditions import FinishReason, advance
 
 
@@ -19,8 +19,10 @@ def draws_of(run: Run, logits: LogitRows) -> list[Draw]:
     return [Draw(row, run.params, run.seed, length + i) for i, row in enumerate(logits)]
 
 
-def next_tokens(run: Run, drafts: Sequence[int], sampled: Sequence[Sampled], role: StageRole) -> Commit:
+def next_tokens(run: Run, drafts: Sequence[int], sampled: Sequence[Sampled], role: StageRole) -> Commit | None:
     """Adds the token after `run.tokens` to it, and one more after each draft that was right; returns their commit.
+
+    None: no token is allowed to follow, and nothing was changed. Behind a right draft that ends the commit.
 
     `sampled` are the 1 + len(drafts) results of `draws_of`: behind the last known token and behind each draft. The one
     behind a draft counts only if that draft was chosen, so tokens are those of a step without drafts. Changes `run`:
@@ -33,12 +35,16 @@ def next_tokens(run: Run, drafts: Sequence[int], sampled: Sequence[Sampled], rol
     logprobs: list[str] = []
     end: FinishReason | None = None
     for one, draft in zip_longest(sampled, drafts):
+        if one.token == NO_TOKEN:
+            break
         tokens.append(one.token)
         if one.logprob is not None:
             logprobs.append(TokenLogprobs(one.logprob, one.top).encode())
         end = advance(last.progress, one.token)
         if end is not None or one.token != draft:
             break
+    if not tokens:
+        return None
     run.commit(tokens)
     run.ended = end is not None
     known, last.known_before = last.known_before, None
