@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
 
@@ -30,6 +30,7 @@ import httpx
 
 from blockrelay.errors import BlockrelayError
 from blockrelay.up_file import read_running
+from blockrelay_launcher.bench.figures import Drawing
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "shared/blockrelay/models/storyteller"
@@ -51,8 +52,8 @@ class How:
     """Other options of `up`."""
     variables: Mapping[str, str]
     """Environment variables of this tree's side only."""
-    sampling: Mapping[str, float]
-    """Fields of each request besides its prompt and length: how tokens are drawn."""
+    drawing: Drawing
+    """How the tokens of all requests are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +108,16 @@ class Side:
     pid: int
     url: str
 
-    def turn(self, requests: int, prompt: int, new: int, *, sampling: Mapping[str, float], rounds: int = 1) -> Turn:
+    def turn(self, requests: int, prompt: int, new: int, *, drawing: Drawing, rounds: int = 1) -> Turn:
         """Sends `requests` completions at once, `rounds` times, and measures them.
 
-        Each has a prompt of `prompt` tokens, generates `new` tokens and has the fields of `sampling`. Raises
-        httpx.HTTPError when an answer is an error.
+        Each has a prompt of `prompt` tokens and generates `new` tokens. Raises httpx.HTTPError when an answer is an
+        error.
         """
         bodies = [
             {
                 "prompt": [3 + (at * 7 + number * 13) % 190 for at in range(prompt)],
-                "max_tokens": new, "seed": number, "ignore_eos": True, "return_token_ids": True, **sampling,
+                "max_tokens": new, "seed": number, "ignore_eos": True, "return_token_ids": True, **asdict(drawing),
             }
             for number in range(requests)
         ]  # fmt: skip
@@ -198,9 +199,9 @@ def measure(trees: Sequence[Path], sizes: Sequence[Size], first: int, rounds: in
         for size in sizes:
             turns: tuple[list[Turn], list[Turn]] = ([], [])
             for side in sides.values():
-                side.turn(*size, sampling=how.sampling)  # not measured: fills caches
+                side.turn(*size, drawing=how.drawing)  # not measured: fills caches
             for at in (first, 1 - first, 1 - first, first):
-                turns[at].append(sides[at].turn(*size, sampling=how.sampling, rounds=rounds))
+                turns[at].append(sides[at].turn(*size, drawing=how.drawing, rounds=rounds))
             this, other = (whole(one) for one in turns)
             if how.models[0] == how.models[1] and this.answers != other.answers:
                 raise RuntimeError(f"the sides give different tokens for {size[0]} requests")
@@ -260,8 +261,8 @@ def main(arguments: list[str] | None = None) -> int:
     sizes = [(int(n), chosen.prompt, chosen.new) for n in chosen.requests.split(",")]
     models = (chosen.model.resolve(), (chosen.other_model or chosen.model).resolve())
     options = ("--stages", chosen.stages, *(["--no-prefix-cache"] if chosen.no_prefix_cache else []))
-    sampling = {"temperature": chosen.temperature, "top_p": chosen.top_p}
-    how = How(models, options, dict(one.split("=", 1) for one in chosen.env), sampling)
+    drawing = Drawing(chosen.temperature, chosen.top_p)
+    how = How(models, options, dict(one.split("=", 1) for one in chosen.env), drawing)
     signal.signal(signal.SIGTERM, _end)
     trees = (ROOT, chosen.other.resolve())
     pairs = [measure(trees, sizes, number % 2, chosen.rounds, how) for number in range(chosen.pairs)]

@@ -176,6 +176,25 @@ inline MultiplyGroups group_multiplier(int rows) {
 
 #else
 
+#if defined(__AVX2__)
+// As with AVX-512, on registers of half the width.
+inline __m256i dot_nibbles(__m256i sum, __m256i nibbles, __m256i a) {
+#if defined(BLOCKRELAY_VNNI)
+  return dot_bytes(sum, nibbles, a);
+#else
+  return _mm256_add_epi16(sum, _mm256_maddubs_epi16(nibbles, a));
+#endif
+}
+
+inline __m256i in_lanes(__m256i sum) {
+#if defined(BLOCKRELAY_VNNI)
+  return sum;
+#else
+  return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+#endif
+}
+#endif
+
 // Writes the sums over a group of the products of its nibbles with one row, whose bytes have `stride` words between
 // them, to sums [32] as floats.
 inline void sum_groups(const uint8_t* weights, const uint32_t* a, int64_t stride, float* sums) {
@@ -184,22 +203,15 @@ inline void sum_groups(const uint8_t* weights, const uint32_t* a, int64_t stride
   __m256i bytes[2 * kBlocks];
   for (int i = 0; i < 2 * kBlocks; i++) bytes[i] = _mm256_set1_epi32(int(a[i * stride]));
   for (int n = 0; n < kColumns; n += 8) {
-    __m256i sum = _mm256_setzero_si256();  // without VNNI pairs: 16 * 15 * 128 fits into 16 bits
+    __m256i sum = _mm256_setzero_si256();
     for (int block = 0; block < kBlocks; block++) {
       const __m256i both =
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + block * kBlockBytes + n * 4));
       const __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
-#if defined(BLOCKRELAY_VNNI)
-      sum = dot_bytes(sum, _mm256_and_si256(both, low), bytes[2 * block]);
-      sum = dot_bytes(sum, high, bytes[2 * block + 1]);
+      sum = dot_nibbles(sum, _mm256_and_si256(both, low), bytes[2 * block]);
+      sum = dot_nibbles(sum, high, bytes[2 * block + 1]);
     }
-#else
-      sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(_mm256_and_si256(both, low), bytes[2 * block]));
-      sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(high, bytes[2 * block + 1]));
-    }
-    sum = _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
-#endif
-    _mm256_storeu_ps(sums + n, _mm256_cvtepi32_ps(sum));
+    _mm256_storeu_ps(sums + n, _mm256_cvtepi32_ps(in_lanes(sum)));
   }
 #else
   int32_t whole[kColumns] = {};

@@ -68,7 +68,7 @@ inline bool multiply(Pool& pool, const uint8_t* u, int64_t rows, const PackedWei
         multiplier(groups[size_t(g)])(w, groups[size_t(g)], panel, g == 1 ? ahead + steps * 64 : ahead, lines, y);
       }
     }
-    if (kStreams && streamed) _mm_sfence();
+    if (streamed) _mm_sfence();
     return true;
   });
 }
