@@ -34,6 +34,9 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     VARIANTS["avxvnni"] = [*VARIANTS["avx2"], "-mavxvnni"]
     VARIANTS["avx512"] = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"]
     VARIANTS["avx512vnni"] = [*VARIANTS["avx512"], "-mavx512vnni"]
+elif platform.machine().lower() in ("aarch64", "arm64"):
+    VARIANTS["dotprod"] = ["-march=armv8.2-a+dotprod"]
+    VARIANTS["i8mm"] = ["-march=armv8.2-a+dotprod+i8mm"]
 
 # Python asks for the compiler that it was built with itself, which is g++ as a rule.
 own = (os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++").split()[0]

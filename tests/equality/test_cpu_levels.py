@@ -1,7 +1,7 @@
-"""Whole models give the same bits on every level of x86-64: by all code that this CPU can run, and on emulated CPUs.
+"""Whole models give the same bits on every CPU: by all code that this one can run, and on emulated x86-64 and ARM.
 
 Python, ONNX Runtime and the kernels run under the emulator as they are, so the choice of kernels and products by CPU is
-tested too.
+tested too. `.ci/arm build/arm` makes the Python for ARM; without it the tests that need it are skipped.
 """
 
 import json
@@ -20,6 +20,9 @@ from blockrelay_converter.convert import convert
 from blockrelay_worker.execution.cpu.linears import Backend
 from blockrelay_worker.kernels import load_kernels, supported_isas
 from tests.support.models.checkpoints import Family, write_checkpoint
+from tests.support.project import ARM_PYTHON
+from tests.support.systems.system import OURS, StartSystem, System, make_jobs, serve
+from tests.support.waiting import wait_until
 from tests.support.worker.digest import logits_digest
 
 #: CPU that qemu knows -> kernels that it must get, with their own matmuls.
@@ -29,12 +32,14 @@ LEVELS = {
     "SandyBridge": "baseline",  # AVX without AVX2
     "Nehalem": "baseline",
 }
+#: The same of ARM: Raspberry Pi 4, most servers and phones since 2018, newer servers.
+ARM_LEVELS = {"cortex-a72": "baseline", "cortex-a76": "dotprod", "max": "i8mm"}
+needs_arm = pytest.mark.skipif(not ARM_PYTHON.exists(), reason="needs .ci/arm build/arm")
 
 
-def digest(model: Path, *options: str, cpu: str | None = None) -> dict[str, Any]:
-    """What `tests.support.worker.digest` says on an emulated CPU, or on this one."""
-    emulator = [] if cpu is None else ["qemu-x86_64", "-cpu", cpu]
-    command = [*emulator, sys.executable, "-m", "tests.support.worker.digest", str(model), *options]
+def digest(model: Path, *options: str, python: tuple[str, ...] = (sys.executable,)) -> dict[str, Any]:
+    """What `tests.support.worker.digest` says on the CPU of this command for Python."""
+    command = [*python, "-m", "tests.support.worker.digest", str(model), *options]
     # Whoever tells NumPy's BLAS what this machine is (OPENBLAS_CORETYPE) does not mean the emulated one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout)
@@ -89,9 +94,42 @@ def test_all_kernels_and_products_of_this_cpu_give_the_same_logits(model: Path) 
 @pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-x86_64 (qemu-user)")
 def test_emulated_cpus_give_the_logits_and_tokens_of_this_one(model: Path) -> None:
     here = digest(model)
-    expected = {name: here[name] for name in ("numerics", "logits", "tokens")}
     assert digest(model, "3", "2") == here, "stages and threads show"
     for cpu, kernels in LEVELS.items():
-        there = digest(model, cpu=cpu)
-        assert {name: there[name] for name in expected} == expected, cpu
-        assert (there["kernels"], there["products"]) == (kernels, "native"), cpu
+        _assert_same(digest(model, python=("qemu-x86_64", "-cpu", cpu, sys.executable)), here, kernels=kernels)
+
+
+@pytest.mark.emulated
+@pytest.mark.timeout(600)
+@needs_arm
+def test_emulated_arm_cpus_give_the_logits_and_tokens_of_this_one(model: Path) -> None:
+    here = digest(model)
+    for cpu, kernels in ARM_LEVELS.items():
+        _assert_same(digest(model, python=(str(ARM_PYTHON), cpu)), here, kernels=kernels)
+
+
+def _assert_same(there: dict[str, Any], here: dict[str, Any], *, kernels: str) -> None:
+    same = ("numerics", "logits", "tokens")
+    assert {name: there[name] for name in same} == {name: here[name] for name in same}, kernels
+    assert (there["kernels"], there["products"]) == (kernels, "native")
+
+
+def ready(system: System) -> int:
+    return sum(worker.ready for worker in system.infos())
+
+
+@pytest.mark.emulated
+@pytest.mark.timeout(600)
+@needs_arm
+@pytest.mark.parametrize("arm_stage", [1, 2])
+def test_an_emulated_arm_worker_and_a_native_one_serve_one_request_together(
+    start_system: StartSystem, arm_stage: int
+) -> None:
+    system = start_system(stages=2, replicas=0, scheduler=False)
+    system.start_scheduler()
+    for stage in (1, 2):  # the first worker gets the first stage
+        system.command = (str(ARM_PYTHON), "cortex-a76", "-m") if stage == arm_stage else OURS
+        system.start_worker()
+        wait_until(lambda workers=stage: ready(system) == workers, "the worker is ready", timeout_s=120)
+    system.wait_ready(2)
+    serve(system, make_jobs(8, seed=46, vocab=system.block_folder.model.vocab_size))

@@ -8,12 +8,10 @@
 
 #include "attention.h"
 #include "group_matmul.h"
+#include "matmul.h"
 #include "program.h"
 #include "rotary.h"
 #include "sampling.h"
-#if defined(__x86_64__)
-#include "matmul.h"
-#endif
 
 #define BLOCKRELAY_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -81,7 +79,7 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
 }  // namespace
 
 // Must equal LIBRARY_VERSION in kernels/libraries.py, so that a library left over from an older install is not used.
-BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 11; }
+BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 12; }
 
 // Makes the pool of threads that every other function takes; null if it cannot be made.
 BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
@@ -265,7 +263,6 @@ BLOCKRELAY_EXPORT int32_t blockrelay_multiply_groups(void* pool, const uint8_t* 
   }
 }
 
-#if defined(__x86_64__)
 BLOCKRELAY_EXPORT void blockrelay_pack_weights(void* pool, const int8_t* q, int64_t depth, int64_t columns,
                                                int8_t* panels, int32_t* start) {
   pack_weights(*static_cast<Pool*>(pool), q, depth, columns, panels, start);
@@ -281,7 +278,6 @@ BLOCKRELAY_EXPORT int32_t blockrelay_multiply(void* pool, const uint8_t* u, cons
     return kNoMemory;
   }
 }
-#endif
 
 BLOCKRELAY_EXPORT int32_t blockrelay_sample(void* pool, void* rows, int64_t count, int64_t* ids, double* logprobs,
                                             int64_t width) {
@@ -310,9 +306,7 @@ BLOCKRELAY_EXPORT void* blockrelay_invoker(const char* name) {
       {"rotary_append", Invoker<&blockrelay_rotary_append>::invoke},
       {"attention", Invoker<&blockrelay_attention>::invoke},
       {"multiply_groups", Invoker<&blockrelay_multiply_groups>::invoke},
-#if defined(__x86_64__)
       {"multiply", Invoker<&blockrelay_multiply>::invoke},
-#endif
   };
   for (const auto& one : all)
     if (std::strcmp(one.name, name) == 0) return reinterpret_cast<void*>(one.invoke);

@@ -12,8 +12,12 @@
 #include "matmul_avx512vnni.h"
 #elif defined(BLOCKRELAY_VNNI)
 #include "matmul_avxvnni.h"
-#else
+#elif defined(__aarch64__)
+#include "matmul_arm.h"
+#elif defined(__SSE2__) && !defined(BLOCKRELAY_GENERIC)
 #include "matmul_pairs.h"
+#else
+#include "matmul_generic.h"
 #endif
 
 namespace blockrelay {
@@ -37,7 +41,8 @@ inline bool multiply(Pool& pool, const uint8_t* u, int64_t rows, const PackedWei
   const bool in_place = rows <= kInPlace && w.depth % kDepth == 0;
   RowWord* arranged = nullptr;
   if (!in_place) {
-    arranged = reinterpret_cast<RowWord*>(scratch(size_t(rows * steps) * sizeof(RowWord) / sizeof(float)));
+    const int64_t words = group_count * kGroup * steps;
+    arranged = reinterpret_cast<RowWord*>(scratch(size_t(words) * sizeof(RowWord) / sizeof(float)));
     if (!arranged) return false;
   }
   const bool streamed = kStreams && rows * w.columns * int64_t(sizeof(float)) > kStreamed && w.columns % kPanel == 0 &&
@@ -48,13 +53,13 @@ inline bool multiply(Pool& pool, const uint8_t* u, int64_t rows, const PackedWei
     if (in_place)
       groups.push_back({first, int(end - first), u, steps, streamed});
     else
-      groups.push_back({first, int(end - first), arranged + first * steps, 0, streamed});
+      groups.push_back({first, int(end - first), arranged + g * kGroup * steps, 0, streamed});
   }
   if (!in_place)
     pool.run(group_count, 1, rows * w.depth / 2, [&](int64_t begin, int64_t end) {
       for (int64_t g = begin; g < end; g++) {
         const int64_t first = groups[size_t(g)].first;
-        arrange_rows(u + first * w.depth, w.depth, groups[size_t(g)].rows, arranged + first * steps);
+        arrange_rows(u + first * w.depth, w.depth, groups[size_t(g)].rows, arranged + g * kGroup * steps);
       }
       return true;
     });
@@ -68,7 +73,9 @@ inline bool multiply(Pool& pool, const uint8_t* u, int64_t rows, const PackedWei
         multiplier(groups[size_t(g)])(w, groups[size_t(g)], panel, g == 1 ? ahead + steps * 64 : ahead, lines, y);
       }
     }
+#if defined(__SSE2__)
     if (streamed) _mm_sfence();
+#endif
     return true;
   });
 }

@@ -1,5 +1,6 @@
-// Packed int8 weights: panels of 32 columns, [N/32][K/4][32 columns][4 k] with zeros beyond N and K, so that a panel is
-// one sequential stream: reading the weights limits decode.
+// Packed int8 weights: panels of 32 columns, [N/32][K/D][32 columns][D k] with zeros beyond N and K, so that a panel is
+// one sequential stream: reading the weights limits decode. D is 4, the bytes of an int32 lane, and 8 on ARM, where an
+// instruction takes so many.
 #pragma once
 
 #include "lanes.h"
@@ -7,8 +8,12 @@
 
 namespace blockrelay {
 
-constexpr int kPanel = 32;    // columns of a panel
-constexpr int kDepth = 4;     // k per int32 lane
+constexpr int kPanel = 32;  // columns of a panel
+#if defined(__aarch64__)
+constexpr int kDepth = 8;  // k of a step
+#else
+constexpr int kDepth = 4;
+#endif
 constexpr int kZeroPoint = 128;
 
 struct PackedWeights {
@@ -49,7 +54,7 @@ inline void pack_weights(Pool& pool, const int8_t* q, int64_t depth, int64_t col
 struct RowGroup {
   int64_t first;  // first row
   int rows;
-  const void* u;   // RowWords; arranged: [K/4][rows]; in place: row r at u + r * stride
+  const void* u;   // RowWords; arranged: [K/D][rows]; in place: row r at u + r * stride
   int64_t stride;  // 0 unless in place
   bool streamed;   // y bypasses the caches, which would read each of its lines before it is overwritten
 };

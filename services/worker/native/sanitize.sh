@@ -1,12 +1,12 @@
 #!/bin/sh
 # Builds smoke.cpp with AddressSanitizer + UBSan and with ThreadSanitizer, for each instruction set this CPU has, and
-# without them for CPUs that can be emulated here (qemu-user, an aarch64 compiler). Runs all of it.
-# Usage: sanitize.sh [folder for the programs]. Any finding, and any result that differs from the ones below, ends it
+# without them for CPUs that can be emulated here (qemu-user, an aarch64 compiler). Runs all of it, a program per core.
+# Usage: sanitize.sh [folder for the programs]. Any finding, and any result that differs from the one below, ends it
 # with a non-zero status.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$(mktemp -d)}
-expected=255b56597446c411 # of kernel numerics version 4 and of sampling; also of older CPUs and of aarch64
+expected=255b56597446c411 # of kernel numerics version 4 and of sampling; also of older CPUs and of ARM
 compiler=${CXX:-g++}
 common="-std=c++17 -pthread -fno-fast-math -ffp-contract=off -fno-math-errno"
 sanitized="$common -O1 -g -fno-omit-frame-pointer"
@@ -16,21 +16,23 @@ avx2="-mavx2 -mfma -mf16c"
 avx512="-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c"
 avx512vnni="$avx512 -mavx512vnni"
 
-run() { # name, compiler, flags, emulator
-  # shellcheck disable=SC2086
-  "$2" $3 "$here/smoke.cpp" -o "$out/$1"
-  # shellcheck disable=SC2086
-  digest=$($4 "$out/$1")
-  echo "$1: $digest"
-  [ "$expected" = "$digest" ]
+run() { # name, compiler, flags, emulator: adds a program to those that are built and run at the end
+  printf '%s\0%s\0%s\0%s\0' "$1" "$2" "$3" "$4" >>"$out/programs"
 }
+
+one='# shell program of $0 = source, $1 = expected digest, $2 = folder, then the arguments of run
+  "$4" $5 "$0" -o "$2/$3" && digest=$($6 "$2/$3") || exit 1
+  echo "$3: $digest"
+  [ "$1" = "$digest" ]'
 
 has() { for flag in "$@"; do grep -qw "$flag" /proc/cpuinfo || return 1; done; }
 
 there() { for program in "$@"; do command -v "$program" >/dev/null || return 1; done; }
 
+rm -f "$out/programs"
 run baseline-address "$compiler" "$address" ""
 run baseline-thread "$compiler" "$thread" ""
+run generic-address "$compiler" "$address -DBLOCKRELAY_GENERIC" ""
 if has avx2 fma f16c; then
   run avx2-address "$compiler" "$address $avx2" ""
   run avxvnni-stand-in "$compiler" "$address $avx2 -DBLOCKRELAY_VNNI_STAND_IN" ""
@@ -49,5 +51,9 @@ if there qemu-x86_64; then
   run nehalem-emulated "$compiler" "$common -O3 -static" "qemu-x86_64 -cpu Nehalem"
 fi
 if there qemu-aarch64 aarch64-linux-gnu-g++; then
-  run aarch64-emulated aarch64-linux-gnu-g++ "$common -O3 -static" qemu-aarch64
+  arm="$common -O3 -static -march=armv8"
+  run neon-emulated aarch64-linux-gnu-g++ "$arm-a" "qemu-aarch64 -cpu cortex-a72"
+  run dotprod-emulated aarch64-linux-gnu-g++ "$arm.2-a+dotprod" "qemu-aarch64 -cpu cortex-a76"
+  run i8mm-emulated aarch64-linux-gnu-g++ "$arm.2-a+dotprod+i8mm" "qemu-aarch64 -cpu max"
 fi
+xargs -0 -n 4 -P "$(nproc 2>/dev/null || echo 2)" sh -c "$one" "$here/smoke.cpp" "$expected" "$out" <"$out/programs"

@@ -4,6 +4,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
+from typing import Final
 
 import onnxruntime as ort
 
@@ -15,6 +16,10 @@ SAMPLER_VERSION = 1
 #: Name of the layout of keys and values in a page; a new layout gets a new name.
 PAGE_LAYOUT = f"k[head,dim,{PAGE}] v[head,{PAGE},dim] v1"
 
+_X86_64: Final = ("x86_64", "amd64")
+#: Architectures that tests/equality proves to give equal bits, from one CPU level to the next and to each other.
+_PROVEN_EQUAL: Final = (*_X86_64, "aarch64", "arm64")
+
 
 def numerics_id(manifest: Manifest) -> str:
     """Returns the numerics id of executors that use our CPU kernels: `<precision>-<16 hex digits>`, or `mixed-...`.
@@ -24,17 +29,17 @@ def numerics_id(manifest: Manifest) -> str:
     `system_fingerprint`.
     """
     machine = platform.machine().lower()
+    # Whole numbers have one right sum, which known answers prove at start; sums of floats are ONNX Runtime's.
+    equal = _PROVEN_EQUAL if manifest.exact else _X86_64
     parts = {
         "precision": manifest.precision,
         "kernels": KERNEL_NUMERICS_VERSION,
         "sampler": SAMPLER_VERSION,
         "pages": PAGE_LAYOUT,
-        # Tests prove all levels of x86-64 equal; no other architecture is proven equal to it.
-        "machine": "x86_64" if machine in ("x86_64", "amd64") else machine,
+        "machine": "x86_64" if machine in equal else machine,
         "folder": manifest.numerics_inputs(),
     }
     if not manifest.exact:
-        # Sums of floats are ONNX Runtime's. Whole numbers have one right sum, which known answers prove at start.
         parts["onnxruntime"] = ort.__version__
     return hashed_id(manifest, parts)
 

@@ -65,9 +65,7 @@ class Kernels(ABC):
     isa: str
     """Name of the instruction set: a key of `libraries.ISAS`, or `reference`. For logs only."""
     has_matmul: bool = False
-    """True if `matmul` may be called: these kernels have a w8a8 matmul."""
-    has_group_matmul: bool = False
-    """True if `group_matmul` may be called: these kernels have a w4a8 matmul."""
+    """True if `matmul` and `group_matmul` may be called: these kernels have matmuls of w8a8 and w4a8."""
     has_sampling: bool = False
     """True if `sample` may be called: these kernels draw tokens."""
     records: bool = False
@@ -244,7 +242,7 @@ class Kernels(ABC):
     def group_matmul(self, q4: U8, gs: F16, gm: F16) -> Linear:
         """Makes the w4a8 matmul with nibbles q4 [K/2,N], and factors gs and minima gm [K/32,N] of groups.
 
-        It copies all three. Call it only with `has_group_matmul`: this default raises AssertionError. Others raise
+        It copies all three. Call it only with `has_matmul`: this default raises AssertionError. Others raise
         ExecutionError for wrong arrays.
         """
         raise AssertionError(f"the {self.isa} kernels have no matmul of weights in groups")

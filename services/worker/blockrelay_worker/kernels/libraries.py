@@ -17,9 +17,11 @@ from typing import Final
 from blockrelay.extras import checkout
 
 #: Bits of the result of `blockrelay_cpu_features`.
-AVX2, AVX512, VNNI, TILES, AVX_VNNI = 1, 2, 4, 8, 16
+AVX2, AVX512, VNNI, TILES, AVX_VNNI, SDOT, SMMLA = 1, 2, 4, 8, 16, 32, 64
 #: CPU features that each variant needs, fastest variant first. None needs TILES (AMX).
 ISAS: Final = {
+    "i8mm": SDOT | SMMLA,
+    "dotprod": SDOT,
     "avx512vnni": AVX2 | AVX512 | VNNI,
     "avxvnni": AVX2 | AVX_VNNI,
     "avx512": AVX2 | AVX512,
@@ -28,7 +30,7 @@ ISAS: Final = {
 }
 
 #: Version of the functions' arguments and numbers; to be raised together with the one in kernels.h.
-LIBRARY_VERSION: Final = 11
+LIBRARY_VERSION: Final = 12
 
 FOLDER: Final = Path(__file__).parent
 COMPILERS: Final = ("c++", "g++", "clang++")

@@ -11,8 +11,9 @@ from blockrelay_worker.kernels.arguments import F16, F32, I8, U8
 from blockrelay_worker.kernels.buffers import huge_page_bytes
 from blockrelay_worker.kernels.interface import Kernels, Linear
 
-#: Columns of a panel, k of a group, and bytes of a group in a panel, as in matmul.h and group_matmul.h.
-_PANEL, _GROUP, _GROUP_BYTES = 32, 32, 640
+#: Columns of a panel, most k of a step, k of a group, and bytes of a group in a panel, as in packed_weights.h and
+#: packed_groups.h.
+_PANEL, _STEP, _GROUP, _GROUP_BYTES = 32, 8, 32, 640
 #: Largest depth whose sums of 255 * 128 fit into int32.
 _MAX_DEPTH = 65536
 #: More rows than any batch has.
@@ -70,7 +71,7 @@ def channel_matmul(kernels: Kernels, q: I8, scale: F32) -> PackedMatmul:
     arguments.check("q", q, arguments.INT8, q.shape)
     arguments.check("scale", scale, arguments.FLOAT32, (columns,))
     padded = -(-columns // _PANEL) * _PANEL
-    panels = huge_page_bytes(padded * (-(-depth // 4) * 4))
+    panels = huge_page_bytes(padded * (-(-depth // _STEP) * _STEP))
     start = np.empty(padded, np.int32)
     kernels.call("pack_weights", q, depth, columns, panels, start)
     return PackedMatmul(kernels, "multiply", (panels, start, scale), (depth, columns))
@@ -79,7 +80,7 @@ def channel_matmul(kernels: Kernels, q: I8, scale: F32) -> PackedMatmul:
 def group_matmul(kernels: Kernels, q4: U8, gs: F16, gm: F16) -> PackedMatmul:
     """Makes the w4a8 matmul with nibbles q4 [K/2,N], and gs and gm [K/32,N] in float16 (group_matmul.h).
 
-    It copies all three. K is a multiple of 32, and 131,072 at most. `kernels.has_group_matmul` must be True. Raises
+    It copies all three. K is a multiple of 32, and 131,072 at most. `kernels.has_matmul` must be True. Raises
     ExecutionError for another K, an empty matrix, and an array that is not C-contiguous or has another dtype or shape.
     """
     half, columns = _shape("q4", q4)

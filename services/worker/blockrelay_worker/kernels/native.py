@@ -46,8 +46,6 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "invoker": (_P, [ctypes.c_char_p]),
     "run": (_LONG, [_P, _P, _LONG]),
 }
-#: The functions that only x86-64 has.
-_OF_X86_64 = ("pack_weights", "multiply")
 
 
 @cache
@@ -55,13 +53,11 @@ def _functions(path: Path) -> dict[str, Callable[..., Any]]:
     """Returns the functions of one shared object, by name without the prefix `blockrelay_`."""
     library = ctypes.CDLL(str(path))
     functions: dict[str, Callable[..., Any]] = {}
-    has_matmul = hasattr(library, "blockrelay_multiply")
     for name, (result, argtypes) in _SIGNATURES.items():
-        if has_matmul or name not in _OF_X86_64:
-            function = library[f"blockrelay_{name}"]
-            function.argtypes = argtypes
-            function.restype = result
-            functions[name] = function
+        function = library[f"blockrelay_{name}"]
+        function.argtypes = argtypes
+        function.restype = result
+        functions[name] = function
     return functions
 
 
@@ -91,7 +87,7 @@ def _runner(path: Path) -> Runner:
 class NativeKernels(Kernels):
     """`Kernels` in C++, with the same bits as `ReferenceKernels` for any number of threads."""
 
-    has_group_matmul = True
+    has_matmul = True
     has_sampling = True
     records = True
 
@@ -108,7 +104,6 @@ class NativeKernels(Kernels):
             raise UsageError(f"kernels need at least one thread, got {threads}")
         self.isa = isa
         self._functions = _functions(path)
-        self.has_matmul = "multiply" in self._functions
         self._pool = _pool(path, threads, os.getpid())
         self._runner = _runner(path)
         self._recording: list[KernelCall] | None = None

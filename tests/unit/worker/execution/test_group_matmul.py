@@ -23,7 +23,7 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
     if request.param != "three threads":
         return load_kernels(1, isa=request.param)
     found = load_kernels(3)
-    if not found.has_group_matmul:
+    if not found.has_matmul:
         pytest.skip("no compiled kernels")
     return found
 

@@ -70,7 +70,7 @@ def _group_product(kernels: Kernels, numbers: _Numbers) -> NDArray[np.float32]:
     """The product of rows in groups with 4-bit weights, by the definition where the kernels have none."""
     u, scale = kernels.quantise(numbers(9, 96) * np.float32(100), group=GROUP)
     q4, (gs, gm) = numbers(48, 37).view(np.uint8)[:, ::4].copy(), numbers(2, 3, 37).astype(np.float16)
-    product = (kernels.group_matmul if kernels.has_group_matmul else ExactGroupLinear)(q4, gs, gm)
+    product = (kernels.group_matmul if kernels.has_matmul else ExactGroupLinear)(q4, gs, gm)
     out = np.empty((9, 37), np.float32)
     product(u, out, scale)
     return out

@@ -38,9 +38,7 @@ def test_every_block_is_measured_in_every_shape(folder: Path, tmp_path: Path, mo
     assert (profile.model, profile.model_hash) == ("tiny", opened.manifest.model_hash)
     assert set(profile.blocks) == {f"block_{n}" for n in range(1, BLOCKS + 1)}
     assert set(profile.hop) == {"shared_memory"}, "no Redis was named"
-    kernels = load_kernels(1)
-    possible = {"w8a8": kernels.has_matmul, "w4a8": kernels.has_group_matmul}
-    assert set(profile.products["CPU"]) == {precision for precision, is_so in possible.items() if is_so}
+    assert set(profile.products["CPU"]) == ({"w8a8", "w4a8"} if load_kernels(1).has_matmul else set())
     for times in profile.products["CPU"].values():
         assert set(times.layer) == set(times.head) == set(ROWS)
     for cost in analyse(opened.model).blocks:

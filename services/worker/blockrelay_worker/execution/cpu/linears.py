@@ -59,7 +59,7 @@ def load_linear(
             cast(NDArray[np.float16], tensors[f"{kind}.gs"]),
             cast(NDArray[np.float16], tensors[f"{kind}.gm"]),
         )
-        by_definition = backend == "exact" or not kernels.has_group_matmul
+        by_definition = backend == "exact" or not kernels.has_matmul
         return ExactGroupLinear(*parts) if by_definition else kernels.group_matmul(*parts)
     if precision in FLOATS:
         name = float_graph(kind, folder.manifest.precisions)

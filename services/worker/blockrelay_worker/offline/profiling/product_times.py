@@ -56,8 +56,7 @@ def product_times(model: ModelConfig, kernels: Kernels) -> dict[str, ProductTime
 
 
 def _is_possible(model: ModelConfig, precision: Precision, kernels: Kernels) -> bool:
-    multiplies = kernels.has_group_matmul if in_groups(precision) else kernels.has_matmul
-    return multiplies and ungroupable(model, (precision,) * model.blocks) is None
+    return kernels.has_matmul and ungroupable(model, (precision,) * model.blocks) is None
 
 
 def _measured(model: ModelConfig, precision: Precision, kernels: Kernels) -> ProductTimes:

@@ -1,0 +1,83 @@
+// Packed int4 weights of groups of 32 k: panels of 32 columns. A group has four blocks of 8 k, each 2 x 16 columns x 4
+// bytes (low nibble k = j, high nibble k = 4 + j), then the 32 columns' gs, then their gm: 640 bytes, in order of reading.
+#pragma once
+
+#include "arithmetic.h"
+#include "pool.h"
+
+namespace blockrelay {
+
+constexpr int kColumns = 32;                // columns of a panel
+constexpr int kBlocks = 4;                  // blocks of 8 k per group
+constexpr int kBlockBytes = kColumns * 4;
+constexpr int kNibbleBytes = kBlocks * kBlockBytes;
+constexpr int kGroupBytes = kNibbleBytes + 2 * kColumns * int(sizeof(Half));
+
+struct GroupWeights {
+  const uint8_t* panels;  // 64-byte aligned
+  int64_t depth, columns;
+
+  int64_t groups() const { return depth / kGroupDepth; }
+  int64_t panel_count() const { return (columns + kColumns - 1) / kColumns; }
+  int64_t panel_bytes() const { return groups() * kGroupBytes; }
+};
+
+// Packs q4 [K/2,N] (low nibble row 2i, high nibble row 2i+1), gs and gm [K/32,N] into `panels`. Columns beyond N get 0.
+inline void pack_groups(Pool& pool, const uint8_t* q4, const Half* gs, const Half* gm, int64_t depth, int64_t columns,
+                        uint8_t* panels) {
+  const GroupWeights shape{panels, depth, columns};
+  pool.run(shape.panel_count(), 1, depth * columns, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; panel++) {
+      const int64_t first = panel * kColumns;
+      const int width = int(columns - first < kColumns ? columns - first : kColumns);
+      uint8_t* to = panels + panel * shape.panel_bytes();
+      std::memset(to, 0, size_t(shape.panel_bytes()));
+      for (int64_t g = 0; g < shape.groups(); g++, to += kGroupBytes) {
+        for (int k = 0; k < kGroupDepth; k++) {
+          const uint8_t* line = q4 + (g * kGroupDepth + k) / 2 * columns + first;
+          uint8_t* at = to + k / 8 * kBlockBytes + k % 4;
+          for (int n = 0; n < width; n++) {
+            const int nibble = k % 2 ? line[n] >> 4 : line[n] & 15;
+            at[n * 4] |= uint8_t(k % 8 < 4 ? nibble : nibble << 4);
+          }
+        }
+        const size_t bytes = size_t(width) * sizeof(Half);
+        std::memcpy(to + kNibbleBytes, gs + g * columns + first, bytes);
+        std::memcpy(to + kNibbleBytes + kColumns * sizeof(Half), gm + g * columns + first, bytes);
+      }
+    }
+    return true;
+  });
+}
+
+// What a group of one row is multiplied by: its scale for gs, and its sum times its scale for gm.
+struct RowFactors {
+  float scale, sum;
+};
+
+// Rows of one call side by side: `a` is u - 128 as [K/32][rows][32], `factors` is [K/32][rows].
+struct SignedRows {
+  int64_t first;
+  int rows;
+  int8_t* a;
+  RowFactors* factors;
+};
+
+// Fills `to` from u [R,K] and its scales [R,K/32].
+inline void arrange_signed(const uint8_t* u, const float* scale, int64_t depth, const SignedRows& to) {
+  for (int r = 0; r < to.rows; r++) {
+    const uint8_t* line = u + (to.first + r) * depth;
+    for (int64_t g = 0; g < depth / kGroupDepth; g++) {
+      int32_t sum = -128 * kGroupDepth;
+      for (int k = 0; k < kGroupDepth; k++) sum += line[g * kGroupDepth + k];
+      const float factor = scale[(to.first + r) * (depth / kGroupDepth) + g];
+      to.factors[g * to.rows + r] = {factor, float(sum) * factor};
+    }
+    for (int64_t k = 0; k < depth; k++)
+      to.a[(k / kGroupDepth * to.rows + r) * kGroupDepth + k % kGroupDepth] = int8_t(line[k] ^ 0x80);
+  }
+}
+
+using MultiplyGroups = void (*)(const GroupWeights&, const SignedRows&, int64_t panel, float* y);
+
+}  // namespace blockrelay

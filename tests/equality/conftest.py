@@ -1,0 +1,3 @@
+"""Systems that a test may put together from workers on other CPUs."""
+
+from tests.support.systems.fixtures import start_system as start_system
