@@ -144,6 +144,19 @@ def sides_of(records: Sequence[Record], part: str) -> list[str]:
     return list(dict.fromkeys(r.side for r in records if r.part == part and entries(r)))
 
 
-def reports_of(records: Sequence[Record], part: str) -> list[dict[str, Any]]:
-    """Returns all reports of a part."""
-    return [report for record in records if record.part == part for report in record.reports]
+def reports_of(records: Sequence[Record], part: str, side: str | None = None) -> list[dict[str, Any]]:
+    """Returns all reports of a part, or of one of its sides."""
+    own = [record for record in records if record.part == part and side in (None, record.side)]
+    return [report for record in own for report in record.reports]
+
+
+def roofline_median(
+    records: Sequence[Record], side: str, case: tuple[str, int, int], figure: tuple[str, str]
+) -> float | None:
+    """Returns the median of a figure of a side's roofline, such as ("step", "ratio"); None without any.
+
+    `case`: `decode` or `prompt`, requests, tokens of each prompt.
+    """
+    every = [entry for report in reports_of(records, "roofline", side) for entry in report["roofline"]["cases"]]
+    own = [entry for entry in every if (entry["case"], entry["requests"], entry["prompt"]) == case]
+    return statistics.median(float(entry[figure[0]][figure[1]]) for entry in own) if own else None

@@ -5,7 +5,7 @@ from typing import Any
 
 from bench import published
 from bench.plot import bars
-from bench.records import Record, faults, median, reports_of, sides_of
+from bench.records import Record, faults, median, reports_of, roofline_median, sides_of
 from bench.targets import TARGETS
 from bench.units import LONG, ON_DEMAND, OUR_PRECISIONS, OUR_RUNS, PARTS, SCENARIOS, SIZES
 
@@ -35,6 +35,7 @@ def markdown(records: Sequence[Record]) -> str:
         _gateway(records),
         _stages(records),
         _memory(records),
+        _roofline(records),
         "## How each figure is measured",
         _commands(),
     ]
@@ -215,6 +216,35 @@ def _memory(records: Sequence[Record]) -> str:
         "peak, mapped files counted |"
     )
     return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows])
+
+
+def _roofline(records: Sequence[Record]) -> str:
+    """Returns what the machine gives, and the table of steps beside it; empty without reports."""
+    rows: list[str] = []
+    for side in OUR_PRECISIONS:
+        seen: dict[tuple[str, int, int], None] = {}
+        for report in reports_of(records, "roofline", side):
+            seen |= {(one["case"], one["requests"], one["prompt"]): None for one in report["roofline"]["cases"]}
+        for case in seen:
+            cells = [f"{side}: {case[0]}, {case[1]} x {case[2]}"]
+            for kind in ("layers", "head", "step"):
+                values = [roofline_median(records, side, case, (kind, name)) for name in ("needed_ms", "seen_ms")]
+                cells.append(" / ".join("-" if value is None else f"{value:.1f}" for value in values))
+            ratio = roofline_median(records, side, case, ("step", "ratio"))
+            rows.append(f"| {' | '.join(cells)} | {'-' if ratio is None else f'{ratio:.2f}'} |")
+    if not rows:
+        return ""
+    peaks = [report["roofline"] for report in reports_of(records, "roofline")]
+    memory, units, floats = (
+        max(peak[name] for peak in peaks) for name in ("memory_gb_s", "byte_gmac_s", "float_gmac_s")
+    )
+    head = (
+        f"All threads read {memory:.1f} GB/s from memory, and make {units:.0f} billion multiply-adds of bytes a second "
+        f"in registers, or {floats:.0f} of float32 ({peaks[0]['kernels']}; the best of all rounds). A block needs the "
+        "longer one of two times: to read its weights and the keys and values, and to multiply."
+    )
+    table = ["| milliseconds needed / seen | layers | head | all | needed over seen |", "|---|---|---|---|---|"]
+    return "\n".join([head, "", *table, *rows])
 
 
 def _commands() -> str:

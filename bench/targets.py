@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.records import Record, by_round, median, paired_ratio, reports_of, sides_of
+from bench.records import Record, by_round, median, paired_ratio, reports_of, roofline_median, sides_of
 from bench.units import OUR_PRECISIONS, OURS, OURS_SMALL
 
 Records = Sequence[Record]
@@ -158,6 +158,20 @@ def own_memory(part: str) -> Callable[[Records], MeasuredRatio | None]:
     return find
 
 
+def of_roofline(case: str, requests: int, prompt: int) -> Callable[[Records], MeasuredRatio | None]:
+    """Finds the time that the machine needs for a step, or for a prompt, over the time that it takes in w8a8."""
+
+    def find(records: Records) -> MeasuredRatio | None:
+        at = (case, requests, prompt)
+        figures = [roofline_median(records, OURS, at, ("step", name)) for name in ("ratio", "needed_ms", "seen_ms")]
+        ratio, needed, seen = figures
+        if ratio is None or needed is None or seen is None:
+            return None
+        return MeasuredRatio(ratio, f"{needed:.1f} and {seen:.1f} ms")
+
+    return find
+
+
 TARGETS = (
     Target(
         name="decode, 16 requests, vs the best peer", floor=1.4, aim=2.0, find=against_best("decode_tok_s", 16, 128)
@@ -250,6 +264,9 @@ TARGETS = (
         at_most=True,
         find=of_kv_cache("growth", 64),
     ),
+    Target(name="step of 1 row over its roofline", floor=0.85, aim=0.95, find=of_roofline("decode", 1, 128)),
+    Target(name="step of 16 rows, the same", floor=0.75, aim=0.9, find=of_roofline("decode", 16, 128)),
+    Target(name="prompt of 2048, the same", floor=0.6, aim=0.8, find=of_roofline("prompt", 1, 2048)),
     Target(name="memory of a worker, llama1b", floor=1.3, aim=1.1, at_most=True, find=own_memory("memory")),
     Target(
         name="memory of a worker, llama8b",

@@ -13,6 +13,7 @@ NEW = 48
 #: (requests, prompt, new) of every side of the part `peers`.
 CASES = ((1, 128, NEW), (4, 128, NEW), (16, 128, NEW), (1, 2048, 8))
 SIZES = "--requests 1,4,16 --prompt 128 --new 48 --rounds 1 --no-in-process"
+ROOF = "--new 2 --rounds 1 --no-in-process --roofline"
 LONG = "--requests 1 --prompt 2048 --new 8 --rounds 1 --no-in-process"
 STAGES = "--requests 1,16 --prompt 128 --new 48 --rounds 1 --no-in-process"
 
@@ -28,6 +29,9 @@ OUR_RUNS: dict[str, dict[str, tuple[str, ...]]] = {
     "prefix": {OURS: ("--requests 1 --prompt 128 --new 2 --rounds 3 --prefix 1024 --no-in-process",)},
     "kv_cache": {OURS: ("--requests 1 --prompt 64,512 --new 8 --rounds 5 --stages 2 --kv-cache --no-in-process",)},
     "memory": {OURS: ("--requests 16 --prompt 128 --new 64 --rounds 1 --memory --no-in-process",)},
+    "roofline": dict.fromkeys(
+        OUR_PRECISIONS, (f"--requests 1,4,16 --prompt 128 {ROOF}", f"--requests 1 --prompt 2048 {ROOF}")
+    ),
     "llama8b": {OURS: ("--requests 1,4 --prompt 128 --new 32 --rounds 1 --memory --no-in-process",)},
 }
 #: The module of bench.scenarios that measures a part.
@@ -87,7 +91,8 @@ def all_units(parts: Sequence[str], *, rounds: int = ROUNDS) -> Iterator[Unit]:
         if part in parts:
             for number in range(rounds if len(sides) > 1 else 1):
                 for side, runs in sides.items():
-                    yield Unit(part=part, side=side, round=number, runs=runs)
+                    precision = OUR_PRECISIONS.get(side, "w8a8")
+                    yield Unit(part=part, side=side, round=number, runs=runs, precision=precision)
     for part, scenario in SCENARIOS.items():
         if part in parts:
             yield Unit(part=part, side=OURS, round=0, scenario=scenario)

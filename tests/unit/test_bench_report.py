@@ -78,8 +78,21 @@ def every_part() -> list[Record]:
         ),
         record("kv_cache", OURS, reports=[report(kv_cache=[kv_cache(64), kv_cache(512)])]),
         record("memory", OURS, reports=[report(memory={"ready_s": 3, "workers": [worker]})]),
+        *(record("roofline", OURS, number=n, reports=[report(roofline=roofline(1 + n))]) for n in range(3)),
         record("distributor", OURS, reports=[distributor()]),
     ]
+
+
+def roofline(slower: int) -> dict[str, Any]:
+    """What `blockrelay bench --roofline` reports: steps that take `slower` times as long as they need."""
+    part = {"needed_ms": 20.0, "seen_ms": 20.0 * slower, "ratio": 1 / slower, "bound": "memory"}
+    sizes = [("decode", 1, 128), ("decode", 16, 128), ("prompt", 1, 2048)]
+    cases = [
+        {"case": case, "requests": requests, "prompt": prompt, "layers": part, "head": part, "step": part}
+        for case, requests, prompt in sizes
+    ]
+    peaks = {"memory_gb_s": 10.0 * slower, "byte_gmac_s": 400.0, "float_gmac_s": 100.0}
+    return {"kernels": "abacus", **peaks, "cases": cases}
 
 
 def kv_cache(prompt: int) -> dict[str, Any]:
@@ -175,7 +188,7 @@ def test_figures_of_a_part_are_of_one_machine_and_those_of_others_stay(tmp_path:
     assert len(json.loads(path.read_text())["machines"]) == 2
 
     page = markdown(found)
-    assert "- peers, gateway, stages, position, prefix, memory, distributor: Abacus, 2 cores" in page
+    assert "- peers, gateway, stages, position, prefix, memory, roofline, distributor: Abacus, 2 cores" in page
     assert "- kv_cache: Quipu, 64 cores" in page
     busy, quiet = (next(line for line in page.splitlines() if name in line) for name in ("Quipu", "Abacus"))
     assert "Other work took up to 42 % of the cores" in busy and "Other work" not in quiet
@@ -249,6 +262,9 @@ def test_every_ratio_is_found() -> None:
         "the same, a step": 8.0,
         "the same, first token of a session's second step": 512.0,
         "step of tokens 41 to 50 vs 11 to 20": 1.01,
+        "step of 1 row over its roofline": 0.5,
+        "step of 16 rows, the same": 0.5,
+        "prompt of 2048, the same": 0.5,
         "memory of a worker, llama1b": 1.6,
     }
     assert all(target.find([]) is None for target in TARGETS)
@@ -271,6 +287,9 @@ def test_the_page_says_everything() -> None:
     assert (
         "| decode, 16 requests, vs the best peer | 1.50 | 1.4 | 2 | floor reached | Blockrelay w8a8; best peer" in page
     )
+    assert "| step of 1 row over its roofline | 0.50 | 0.85 | 0.95 | **missed** | 20.0 and 40.0 ms |" in page
+    assert "| Blockrelay w8a8: decode, 16 x 128 | 20.0 / 40.0 | 20.0 / 40.0 | 20.0 / 40.0 | 0.50 |" in page
+    assert "All threads read 30.0 GB/s from memory" in page, "the best of all rounds"
     assert "| memory of a worker, llama1b | 1.60 | <= 1.3 | <= 1.1 | **missed** |" in page
     assert '| memory of a worker, llama8b | on demand: `make bench ARGS="--only llama8b"` |' in page
     assert "Abacus, 2 cores" in page

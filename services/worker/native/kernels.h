@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "group_matmul.h"
 #include "matmul.h"
+#include "peaks.h"
 #include "program.h"
 #include "rotary.h"
 #include "sampling.h"
@@ -79,7 +80,7 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
 }  // namespace
 
 // Must equal LIBRARY_VERSION in kernels/libraries.py, so that a library left over from an older install is not used.
-BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 12; }
+BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 13; }
 
 // Makes the pool of threads that every other function takes; null if it cannot be made.
 BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
@@ -288,6 +289,19 @@ BLOCKRELAY_EXPORT int32_t blockrelay_sample(void* pool, void* rows, int64_t coun
   } catch (const std::bad_alloc&) {
     return kNoMemory;
   }
+}
+
+// Reads `bytes` (whole MiB) at p on all threads and writes a sum of them to `sum`.
+BLOCKRELAY_EXPORT int32_t blockrelay_read_all(void* pool, const uint8_t* p, int64_t bytes, uint64_t* sum) {
+  *sum = read_all(*static_cast<Pool*>(pool), p, bytes);
+  return kOk;
+}
+
+// Makes multiply-adds of bytes, or of float32 if `floats`, in the registers of all threads; writes their number to `made`.
+BLOCKRELAY_EXPORT int32_t blockrelay_multiply_adds(void* pool, int64_t steps, int32_t floats, double* made) {
+  Pool& threads = *static_cast<Pool*>(pool);
+  *made = floats ? multiply_adds<FloatUnit>(threads, steps) : multiply_adds<ByteUnit>(threads, steps);
+  return kOk;
 }
 
 // Returns the invoker with which a program calls a function, by name without prefix; null for other names.

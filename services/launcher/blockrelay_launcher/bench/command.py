@@ -26,7 +26,7 @@ from blockrelay_launcher.bench.kv_cache import kv_cache_figures
 from blockrelay_launcher.bench.machine import describe_machine
 from blockrelay_launcher.bench.memory import Scales
 from blockrelay_launcher.bench.options import OWN_TOKENS, PREFIX_NEW, BenchOptions
-from blockrelay_launcher.bench.targets import GatewaySide, InProcessSide, check_gateway, in_process
+from blockrelay_launcher.bench.targets import GatewaySide, InProcessSide, check_gateway, in_process, roofline
 
 #: New tokens of the unmeasured round before the measured ones.
 WARM_UP_NEW = 4
@@ -87,6 +87,14 @@ def _measure(options: BenchOptions, folder: BlockFolder) -> dict[str, Any]:
                 kv_cache_figures(gateway, draw, prompt=prompt, rounds=options.rounds)
                 for prompt in options.prompt_lengths
             ]
+    if options.roofline:
+        report["roofline"] = roofline(
+            options.model,
+            threads=_all_threads(options),
+            max_rows=WorkerSettings().max_rows,
+            requests=options.requests,
+            prompt=options.prompt,
+        )
     return report
 
 
@@ -196,10 +204,15 @@ def _own_up(options: BenchOptions, data: Path | None = None) -> contextlib.Abstr
 @contextlib.contextmanager
 def _own_process(options: BenchOptions) -> Iterator[InProcessSide]:
     """Yields the executor as one stage, with as many threads as all workers have together, at most the cores."""
-    threads = min(options.worker_threads * options.stages, cores()) if not options.url else cores()
+    threads = _all_threads(options) if not options.url else cores()
     pages = max(options.request_counts) * -(-(max(options.prompt_lengths) + options.new) // PAGE_TOKENS)
     with in_process(options.model, threads=threads, max_rows=WorkerSettings().max_rows, pages=pages) as side:
         yield side
+
+
+def _all_threads(options: BenchOptions) -> int:
+    """The threads of all workers together, at most the cores."""
+    return min(options.worker_threads * options.stages, cores())
 
 
 def show(report: dict[str, Any], console: Console | None = None) -> None:
@@ -249,6 +262,8 @@ def show(report: dict[str, Any], console: Console | None = None) -> None:
             f"{cache['whole_off_ms']:.0f} ({cache['whole']:.2f}x), a step {cache['step']:.2f}x, the first token of a "
             f"session's second step {cache['second_step']:.1f}x; steps 41 to 50 take {cache['growth']:.3f} of 11 to 20"
         )
+    if roof := report.get("roofline"):
+        _show_roofline(roof, console)
     if memory := report.get("memory"):
         console.print(f"ready after {memory['ready_s']} s")
         for worker in memory["workers"]:
@@ -258,3 +273,20 @@ def show(report: dict[str, Any], console: Console | None = None) -> None:
                 f"{worker['ratio']:.3f} of its weights ({mb['weights']}) and KV in use ({mb['kv']}); "
                 f"peak {mb['peak_rss']} with mapped files"
             )
+
+
+def _show_roofline(report: dict[str, Any], console: Console) -> None:
+    """Prints what the machine gives, and a line for each case: milliseconds needed and seen, and their ratio."""
+    console.print(
+        f"kernels {report['kernels']}: memory gives {report['memory_gb_s']} GB/s, registers {report['byte_gmac_s']} "
+        f"billion multiply-adds of bytes a second, {report['float_gmac_s']} of float32"
+    )
+    table = Table(title="needed and seen, ms")
+    for column in ("case", "layers", "head", "all", "share of the roofline", "bound by"):
+        table.add_column(column, no_wrap=True, justify="left" if column == "case" else "right")
+    for entry in report["cases"]:
+        kinds = [entry[kind] for kind in ("layers", "head", "step")]
+        shown = (f"{kind['needed_ms']:.1f} / {kind['seen_ms']:.1f}" for kind in kinds)
+        case = f"{entry['case']}, {entry['requests']} x {entry['prompt']}"
+        table.add_row(case, *shown, f"{entry['step']['ratio']:.2f}", entry["layers"]["bound"])
+    console.print(table)

@@ -44,6 +44,9 @@ class BenchOptions(ModelOptions):
     prefix: Annotated[int, option("N", "Also time two requests that share their first N tokens; 0: not.", min=0)] = 0
     kv_cache: Annotated[bool, flag("--kv-cache", "Also time requests with and without the KV cache.")] = False
     memory: Annotated[bool, flag("--memory", "Also measure the workers' memory while they serve.")] = False
+    roofline: Annotated[
+        bool, flag("--roofline", "Also measure what memory and units give, and how near steps come to it.")
+    ] = False
 
     @property
     def request_counts(self) -> tuple[int, ...]:
@@ -71,9 +74,10 @@ class BenchOptions(ModelOptions):
             raise UsageError("--prompt must be at least 1 token")
         if self.new < 2:
             raise UsageError("--new must be at least 2: the time between tokens is measured")
-        if self.url and (self.stages > 1 or self.threads or self.memory or self.speculation):
+        if self.url and (self.stages > 1 or self.threads or self.memory or self.speculation or self.roofline):
             raise UsageError(
-                "--stages, --threads, --speculation and --memory are for a system of its own: leave them out with --url"
+                "--stages, --threads, --speculation, --memory and --roofline are for a system of its own: leave them "
+                "out with --url"
             )
 
     def check_for(self, folder: BlockFolder) -> None:

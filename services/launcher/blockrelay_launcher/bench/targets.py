@@ -170,6 +170,25 @@ class InProcessSide:
         return line.rstrip("\n")
 
 
+def roofline(model: Path, *, threads: int, max_rows: int, requests: str, prompt: str) -> dict[str, Any]:
+    """Runs `blockrelay_worker.offline.roofline` in a process of its own and returns its report.
+
+    `requests` and `prompt` are lists of numbers, as options have them. Raises ServiceUnavailable if it fails.
+    """
+    options = ["--threads", str(threads), "--max-rows", str(max_rows), "--requests", requests, "--prompt", prompt]
+    done = subprocess.run(
+        module_command("blockrelay_worker.offline.roofline", "--model", model, *options),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        preexec_fn=die_with_parent(signal.SIGKILL),
+    )
+    if done.returncode:
+        raise ServiceUnavailable(f"the roofline's process ended with code {done.returncode}")
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
 @contextlib.contextmanager
 def in_process(model: Path, *, threads: int, max_rows: int, pages: int) -> Iterator[InProcessSide]:
     """Runs the executor in a process of its own, yields its side once the block folder `model` is loaded, and ends it.

@@ -30,7 +30,7 @@ ISAS: Final = {
 }
 
 #: Version of the functions' arguments and numbers; to be raised together with the one in kernels.h.
-LIBRARY_VERSION: Final = 12
+LIBRARY_VERSION: Final = 13
 
 FOLDER: Final = Path(__file__).parent
 COMPILERS: Final = ("c++", "g++", "clang++")

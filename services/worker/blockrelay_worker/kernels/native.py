@@ -43,6 +43,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "pack_weights": (None, [_P, _P, _LONG, _LONG, _P, _P]),
     "multiply": (_INT, [_P] * 6 + [_LONG] * 3),
     "sample": (_INT, [_P, _P, _LONG, _P, _P, _LONG]),
+    "read_all": (_INT, [_P, _P, _LONG, _P]),
+    "multiply_adds": (_INT, [_P, _LONG, _INT, _P]),
     "invoker": (_P, [ctypes.c_char_p]),
     "run": (_LONG, [_P, _P, _LONG]),
 }

@@ -84,6 +84,7 @@ def test_what_cannot_be_measured_is_one_line_and_exit_code_2(argv: list[str], wo
         BenchOptions(new=1),
         BenchOptions(prefix=10**6),
         BenchOptions(url="http://h", memory=True),
+        BenchOptions(url="http://h", roofline=True),
         BenchOptions(url="http://h", stages=2),
     ],
 )
