@@ -65,17 +65,16 @@ struct SignedRows {
 
 // Fills `to` from u [R,K] and its scales [R,K/32].
 inline void arrange_signed(const uint8_t* u, const float* scale, int64_t depth, const SignedRows& to) {
-  for (int r = 0; r < to.rows; r++) {
-    const uint8_t* line = u + (to.first + r) * depth;
-    for (int64_t g = 0; g < depth / kGroupDepth; g++) {
-      int32_t sum = -128 * kGroupDepth;
-      for (int k = 0; k < kGroupDepth; k++) sum += line[g * kGroupDepth + k];
-      const float factor = scale[(to.first + r) * (depth / kGroupDepth) + g];
+  const int64_t groups = depth / kGroupDepth;
+  for (int r = 0; r < to.rows; r++)
+    for (int64_t g = 0; g < groups; g++) {
+      const uint8_t* from = u + (to.first + r) * depth + g * kGroupDepth;
+      int8_t* a = to.a + (g * to.rows + r) * kGroupDepth;
+      int32_t sum = 0;
+      for (int k = 0; k < kGroupDepth; k++) sum += a[k] = int8_t(from[k] ^ 0x80);
+      const float factor = scale[(to.first + r) * groups + g];
       to.factors[g * to.rows + r] = {factor, float(sum) * factor};
     }
-    for (int64_t k = 0; k < depth; k++)
-      to.a[(k / kGroupDepth * to.rows + r) * kGroupDepth + k % kGroupDepth] = int8_t(line[k] ^ 0x80);
-  }
 }
 
 using MultiplyGroups = void (*)(const GroupWeights&, const SignedRows&, int64_t panel, float* y);
