@@ -73,6 +73,14 @@ def _measure(options: BenchOptions, folder: BlockFolder) -> dict[str, Any]:
         "machine": describe_machine(),
     }
     draw = partial(random_prompts, random.Random(time.time_ns()), folder.model.vocab_size)
+    if options.roofline:
+        report["roofline"] = roofline(
+            options.model,
+            threads=_all_threads(options),
+            max_rows=WorkerSettings().max_rows,
+            requests=options.request_counts,
+            prompts=options.prompt_lengths,
+        )
     if options.memory:
         report["memory"] = _weigh(options, folder, draw)
     with contextlib.ExitStack() as stack:
@@ -87,14 +95,6 @@ def _measure(options: BenchOptions, folder: BlockFolder) -> dict[str, Any]:
                 kv_cache_figures(gateway, draw, prompt=prompt, rounds=options.rounds)
                 for prompt in options.prompt_lengths
             ]
-    if options.roofline:
-        report["roofline"] = roofline(
-            options.model,
-            threads=_all_threads(options),
-            max_rows=WorkerSettings().max_rows,
-            requests=options.requests,
-            prompt=options.prompt,
-        )
     return report
 
 

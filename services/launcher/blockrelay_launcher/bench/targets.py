@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from blockrelay.errors import ServiceUnavailable, UsageError
+from blockrelay.exit_codes import UNUSABLE
 from blockrelay.host.child_command import module_command
 from blockrelay_launcher.bench.figures import GREEDY, Drawing, Round
 from blockrelay_launcher.supervisor.child_process import die_with_parent
@@ -170,21 +171,27 @@ class InProcessSide:
         return line.rstrip("\n")
 
 
-def roofline(model: Path, *, threads: int, max_rows: int, requests: str, prompt: str) -> dict[str, Any]:
+def roofline(
+    model: Path, *, threads: int, max_rows: int, requests: Sequence[int], prompts: Sequence[int]
+) -> dict[str, Any]:
     """Runs `blockrelay_worker.offline.roofline` in a process of its own and returns its report.
 
-    `requests` and `prompt` are lists of numbers, as options have them. Raises ServiceUnavailable if it fails.
+    Raises UsageError where there is no roofline, ServiceUnavailable if the process fails.
     """
-    options = ["--threads", str(threads), "--max-rows", str(max_rows), "--requests", requests, "--prompt", prompt]
+    options = ["--threads", str(threads), "--max-rows", str(max_rows)]
+    options += [text for count in requests for text in ("--requests", str(count))]
+    options += [text for length in prompts for text in ("--prompt", str(length))]
     done = subprocess.run(
         module_command("blockrelay_worker.offline.roofline", "--model", model, *options),
-        stdout=subprocess.PIPE,
+        capture_output=True,
         text=True,
         check=False,
         preexec_fn=die_with_parent(signal.SIGKILL),
     )
+    if done.returncode == UNUSABLE:
+        raise UsageError(f"--roofline: {done.stderr.strip()}")
     if done.returncode:
-        raise ServiceUnavailable(f"the roofline's process ended with code {done.returncode}")
+        raise ServiceUnavailable(f"the roofline's process ended with code {done.returncode}: {done.stderr[-400:]}")
     report: dict[str, Any] = json.loads(done.stdout)
     return report
 

@@ -186,20 +186,19 @@ def main(
     model: Annotated[Path, typer.Option()],
     threads: Annotated[int, typer.Option()],
     max_rows: Annotated[int, typer.Option()],
-    requests: Annotated[str, typer.Option(help="numbers of requests at once, with commas between them")],
-    prompt: Annotated[str, typer.Option(help="prompt lengths, with commas between them")],
+    requests: Annotated[list[int], typer.Option(min=1, help="a number of requests at once; several times for several")],
+    prompt: Annotated[list[int], typer.Option(min=1, help="tokens of a prompt; several times for several")],
 ) -> None:
     """Print the roofline of decode steps and prompts as JSON."""
     folder, kernels = open_block_folder(model), load_kernels(threads)
     if not kernels.has_matmul:
-        raise UsageError("there is no roofline without compiled kernels; `blockrelay status` says how to get them")
-    counts, lengths = ([int(part) for part in text.split(",")] for text in (requests, prompt))
+        raise UsageError("a roofline needs compiled kernels, and there are none here; `blockrelay devices` says why")
     cases: list[tuple[str, list[Step]]] = []
-    for length in lengths:
-        cases += [("decode", [decode_step(n, length)]) for n in counts]
+    for length in prompt:
+        cases += [("decode", [decode_step(n, length)]) for n in requests]
         cases.append(("prompt", list(prompt_steps(length, max_rows))))
     peaks = measure_peaks(kernels)
-    pages = max(counts) * pages_for(max(lengths) + 1)
+    pages = max(requests) * pages_for(max(prompt) + 1)
     executor = executors_for(folder, threads=threads).load(folder, 1, folder.model.blocks, pages=pages)
     report = {
         "kernels": kernels.isa,

@@ -17,6 +17,12 @@ from blockrelay_worker.offline.roofline import Peaks, Step, decode_step, measure
 ROUND = Peaks(memory=1000.0, bytes=100.0, floats=10.0)
 
 
+def run(model: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "blockrelay_worker.offline.roofline", "--model", str(model)]
+    command += ["--threads", "1", "--max-rows", "16", *options]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
 def test_steps_count_what_is_computed_and_read() -> None:
     decode = decode_step(3, 100)
     assert (decode.rows, decode.attended, decode.cached, decode.wanted) == (3, 303, 303, 3)
@@ -47,9 +53,8 @@ def test_peaks_are_measured() -> None:
 
 @pytest.mark.skipif(not load_kernels(1).has_matmul, reason="needs compiled kernels")
 def test_the_command_prints_every_case(tiny_model: Path) -> None:
-    options = ["--threads", "1", "--max-rows", "16", "--requests", "1,2", "--prompt", "8,40"]
-    command = [sys.executable, "-m", "blockrelay_worker.offline.roofline", "--model", str(tiny_model), *options]
-    report = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    sizes = ["--requests", "1", "--requests", "2", "--prompt", "8", "--prompt", "40"]
+    report = json.loads(run(tiny_model, *sizes).stdout)
     assert report["kernels"] == load_kernels(1).isa
     assert [(entry["case"], entry["requests"], entry["prompt"]) for entry in report["cases"]] == [
         ("decode", 1, 8), ("decode", 2, 8), ("prompt", 1, 8), ("decode", 1, 40), ("decode", 2, 40), ("prompt", 1, 40),
@@ -58,3 +63,12 @@ def test_the_command_prints_every_case(tiny_model: Path) -> None:
         for kind in ("layers", "head", "step"):
             assert entry[kind]["needed_ms"] > 0 and entry[kind]["seen_ms"] > 0
             assert entry[kind]["bound"] in ("memory", "units")
+
+
+@pytest.mark.parametrize(
+    ("requests", "words"), [("0", "greater than or equal to 1"), ("many", "valid integer"), ("1.5", "valid integer")]
+)
+def test_wrong_sizes_are_one_line_and_exit_code_2(tiny_model: Path, requests: str, words: str) -> None:
+    done = run(tiny_model, "--requests", requests, "--prompt", "8")
+    assert done.returncode == 2 and done.stdout == ""
+    assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr
