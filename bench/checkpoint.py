@@ -19,12 +19,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 ROOT = Path(__file__).parents[1]
 MAX_TOKENS_OF_VOCABULARY = 8000
 #: hidden, layers, heads, kv heads, head size, MLP, vocabulary. llama8b and llama2-7b are the exact shapes of
-#: Llama-3.1-8B and Llama-2-7B.
+#: Llama-3.1-8B and Llama-2-7B; llama1b-128k has the former's vocabulary, and llama1b-16k four times the context.
 SHAPES = {
     "tiny": (128, 2, 4, 2, 32, 256, 512),
     "llama75m": (768, 8, 12, 4, 64, 2048, 16000),
     "llama160m": (768, 12, 12, 4, 64, 2048, 32000),
     "llama1b": (2048, 16, 32, 8, 64, 8192, 32000),
+    "llama1b-128k": (2048, 16, 32, 8, 64, 8192, 128256),
+    "llama1b-16k": (2048, 16, 32, 8, 64, 8192, 32000),
     "llama2-7b": (4096, 32, 32, 32, 128, 11008, 32000),
     "llama8b": (4096, 32, 32, 8, 128, 14336, 128256),
 }
@@ -47,7 +49,7 @@ def config_of(shape: str) -> dict[str, Any]:
         "head_dim": head_dim,
         "intermediate_size": mlp,
         "vocab_size": vocabulary,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 16384 if shape == "llama1b-16k" else 4096,
         "rms_norm_eps": 1e-6,
         "rope_theta": 500000.0,
         "tie_word_embeddings": False,

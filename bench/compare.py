@@ -17,78 +17,28 @@ from pathlib import Path
 from typing import Any
 
 from bench.busy import busy_share
-from bench.environments import Peer, install, last_line, python_of
+from bench.environments import Peer, install, python_of
+from bench.models import block_folder, checkpoint, real_file
 from bench.records import Record, Store, faults
 from bench.report import PLOT_NAME, markdown, plot
-from bench.units import CASES, ON_DEMAND, PARTS, Unit, all_units
+from bench.runs import BLOCKRELAY, DOCS, ENVS, ROOT, WORK, Failed, run, say
+from bench.units import CASES, ON_DEMAND, PARTS, REAL, REAL_CASES, Unit, all_units
+from blockrelay.errors import UsageError
 from blockrelay_launcher.bench.machine import describe_machine
 
-ROOT = Path(__file__).parents[1]
-DOCS, WORK = ROOT / "docs", ROOT / ".bench"
-ENVS, MODELS, CONVERTED = WORK / "envs", WORK / "models", WORK / "work"
-BLOCKRELAY = Path(sys.executable).with_name("blockrelay")
+CONVERTED = WORK / "work"
 FIGURES = "benchmarks.json"
-#: Most seconds of one run.
-PATIENCE_S = 900
-
-
-class Failed(Exception):
-    """A run failed; the text is the last line that it printed."""
-
-
-def say(line: str) -> None:
-    """Prints a line with the time to stderr."""
-    sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {line}\n")
-
-
-def run(command: list[str], *, log: Path, capture: bool = True) -> str:
-    """Runs a command and returns its stdout; its stderr goes into the file `log`.
-
-    `capture=False`: its stdout goes there too. Raises Failed for an exit code other than 0, and after PATIENCE_S.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as errors:
-        try:
-            done = subprocess.run(
-                command, stdout=subprocess.PIPE if capture else errors, stderr=errors, text=True, timeout=PATIENCE_S,
-                check=False, cwd=ROOT,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise Failed(f"no end after {PATIENCE_S} s") from None
-    if done.returncode:
-        raise Failed(last_line(log.read_text(errors="replace")))
-    return done.stdout or ""
-
-
-def checkpoint(shape: str) -> Path:
-    """Returns the checkpoint of this shape, and makes it if it is not there. Raises Failed."""
-    path = MODELS / shape
-    if not path.exists():
-        say(f"making checkpoint {shape}")
-        run([sys.executable, "-m", "bench.checkpoint", shape, str(path)], log=WORK / "checkpoint.log", capture=False)
-    return path
-
-
-def block_folder(shape: str, precision: str) -> Path:
-    """Returns the block folder of this shape and precision, and converts it if it is not there. Raises Failed."""
-    path = MODELS / f"{shape}-{precision}"
-    if not path.exists():
-        source = checkpoint(shape)
-        say(f"converting {shape} to {precision}")
-        draft = path.with_name(path.name + ".draft")
-        command = [str(BLOCKRELAY), "convert", str(source), str(draft), "--precision", precision]
-        run(command, log=WORK / "convert.log", capture=False)
-        draft.rename(path)
-    return path
 
 
 def peer_command(unit: Unit, *more: str) -> list[str]:
     """Returns the command line of the script that measures a peer, with `more` options."""
     assert unit.peer is not None
     script = ROOT / "bench" / "peers" / unit.peer.script
-    cases = ",".join("x".join(map(str, case)) for case in CASES)
+    is_real = unit.shape == REAL
+    cases = ",".join("x".join(map(str, case)) for case in (REAL_CASES if is_real else CASES))
     options = ["--precisions", unit.precision, "--cases", cases, "--threads", str(describe_machine()["cores"])]
-    return [str(python_of(unit.peer, ENVS)), str(script), str(checkpoint("llama1b")), str(CONVERTED), *options, *more]
+    source = real_file() if is_real else checkpoint(unit.shape)
+    return [str(python_of(unit.peer, ENVS)), str(script), str(source), str(CONVERTED), *options, *more]
 
 
 def measure(unit: Unit) -> Record:
@@ -142,9 +92,9 @@ def prepare(units: list[Unit], store: Store) -> list[Unit]:
         say(f"preparing {peer.title}")
         broken[peer] = install(peer, ENVS)
     ready: list[Unit] = []
-    converted: dict[tuple[str, str], str] = {}
+    converted: dict[tuple[str, str, str], str] = {}
     for unit in units:
-        model = (unit.shape, unit.precision) if unit.peer is None else (unit.peer.name, unit.precision)
+        model = ("" if unit.peer is None else unit.peer.name, unit.shape, unit.precision)
         error = (broken[unit.peer] if unit.peer else "") or converted.get(model)
         if error is None:
             error = converted[model] = _convert(unit)
@@ -163,7 +113,7 @@ def _convert(unit: Unit) -> str:
             block_folder(unit.shape, unit.precision)
             return ""
         run(peer_command(unit, "--convert-only"), log=WORK / "logs" / f"{unit.side} convert.log", capture=False)
-    except Failed as failure:
+    except (Failed, UsageError) as failure:
         return f"cannot convert: {failure}"
     return ""
 

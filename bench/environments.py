@@ -26,6 +26,15 @@ class Peer:
     """Packages that its dependencies bring along and that keep it from starting here."""
 
 
+LLAMACPP = Peer(
+    name="llamacpp",
+    title="llama.cpp",
+    packages=("llama-cpp-python", "gguf", "numpy", "safetensors"),
+    script="run_llamacpp.py",
+    precisions=("q4_0", "q8_0"),
+    contender="q4_0",
+)
+
 PEERS = (
     Peer(
         name="genai",
@@ -43,14 +52,7 @@ PEERS = (
         precisions=("int4", "int8"),
         contender="int4",
     ),
-    Peer(
-        name="llamacpp",
-        title="llama.cpp",
-        packages=("llama-cpp-python", "gguf", "numpy", "safetensors"),
-        script="run_llamacpp.py",
-        precisions=("q4_0", "q8_0"),
-        contender="q4_0",
-    ),
+    LLAMACPP,
     Peer(
         name="vllm",
         title="vLLM (CPU)",

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench import published
+from bench import cases, published
 from bench.plot import bars
 from bench.records import Record, faults, median, reports_of, roofline_median, sides_of
 from bench.targets import TARGETS
-from bench.units import LONG, ON_DEMAND, OUR_PRECISIONS, OUR_RUNS, PARTS, SCENARIOS, SIZES
+from bench.units import LONG, ON_DEMAND, ON_THE_FILE, OUR_PRECISIONS, OUR_RUNS, PARTS, SCENARIOS, SIZES
 
 PLOT_NAME = "benchmarks.svg"
 #: The share of the cores from which the page mentions other work: it changes figures.
@@ -26,6 +26,7 @@ def markdown(records: Sequence[Record]) -> str:
         "## Beside other servers",
         _peers(records),
         f"![rates]({PLOT_NAME})",
+        cases.tables(records),
         "## Ratios",
         _targets(records),
         "## Beside the Llama distributor",
@@ -251,8 +252,11 @@ def _commands() -> str:
     """Returns a list of the commands that measure each part."""
     lines = [f"- peers: `blockrelay bench {SIZES}` and `blockrelay bench {LONG}` beside `bench/peers/`"]
     for part, sides in OUR_RUNS.items():
-        commands = " and ".join(f"`blockrelay bench {run_id}`" for runs in sides.values() for run_id in runs)
-        lines.append(f"- {part}{' (on demand)' if part in ON_DEMAND else ''}: {commands}")
+        each = dict.fromkeys((runs.shape, options) for runs in sides.values() for options in runs.options)
+        several = len({shape for shape, _ in each}) > 1
+        commands = " and ".join(f"`blockrelay bench {run}`{f' ({shape})' if several else ''}" for shape, run in each)
+        beside = f", beside {ON_THE_FILE[1]}" if part == "real" else ""
+        lines.append(f"- {part}{' (on demand)' if part in ON_DEMAND else ''}: {commands}{beside}")
     for part, scenario in SCENARIOS.items():
         of = f"`python -m bench.scenarios.{scenario} --model DIR`"
         lines.append(f"- {part}{' (on demand)' if part in ON_DEMAND else ''}: {of}")

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bench.cases import sampled_ratio
 from bench.records import Record, by_round, median, paired_ratio, reports_of, roofline_median, sides_of
-from bench.units import OUR_PRECISIONS, OURS, OURS_SMALL
+from bench.units import ON_THE_FILE, OUR_PRECISIONS, OURS, OURS_SMALL, REAL
 
 Records = Sequence[Record]
 ONE_STAGE, WIDE_STAGES, THIN_STAGES = "1 stage, 2 threads", "2 stages, 2 threads each", "2 stages, 1 thread each"
@@ -158,6 +159,24 @@ def own_memory(part: str) -> Callable[[Records], MeasuredRatio | None]:
     return find
 
 
+def sampled(records: Records) -> MeasuredRatio | None:
+    """Returns how fast 16 streams of sampled tokens come beside greedy ones, of the real model."""
+    ratio = sampled_ratio(records, "sampled", OURS, 16)
+    return None if ratio is None else MeasuredRatio(ratio, f"{REAL}, temperature 0.6, top-p 0.9")
+
+
+def on_the_file(records: Records) -> MeasuredRatio | None:
+    """Returns our best decode rate of one request of the real model over that of llama.cpp on the same file."""
+    theirs = by_round(records, "real", ON_THE_FILE[1], "decode_tok_s", requests=1, prompt=128)
+    sides = {
+        side: paired_ratio(by_round(records, "real", side, "decode_tok_s", requests=1, prompt=128), theirs)
+        for side in OUR_PRECISIONS
+    }
+    found = {side: ratio for side, ratio in sides.items() if ratio is not None}
+    best = max(found, key=lambda side: found[side], default=None)
+    return None if best is None else MeasuredRatio(found[best], best)
+
+
 def of_roofline(case: str, requests: int, prompt: int) -> Callable[[Records], MeasuredRatio | None]:
     """Finds the time that the machine needs for a step, or for a prompt, over the time that it takes in w8a8."""
 
@@ -263,6 +282,13 @@ TARGETS = (
         aim=1.0,
         at_most=True,
         find=of_kv_cache("growth", 64),
+    ),
+    Target(name="sampled over greedy, 16 streams of the public model", floor=0.95, aim=0.98, find=sampled),
+    Target(
+        name="decode, 1 request of the public model, vs llama.cpp on the same file",
+        floor=1.0,
+        aim=1.3,
+        find=on_the_file,
     ),
     Target(name="step of 1 row over its roofline", floor=0.85, aim=0.95, find=of_roofline("decode", 1, 128)),
     Target(name="step of 16 rows, the same", floor=0.75, aim=0.9, find=of_roofline("decode", 16, 128)),

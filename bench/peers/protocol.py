@@ -7,7 +7,10 @@ give no such figures the object has an error instead.
 """
 
 import argparse
+import ctypes
 import json
+import os
+import signal
 import statistics
 import sys
 import time
@@ -17,6 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+#: Bytes of a faulting instruction that are reported: no instruction is longer.
+INSTRUCTION_BYTES = 15
 #: New tokens of the unmeasured round before each measured one.
 WARM_UP_NEW = 2
 #: Pairs of runs, for one token and for all, of a peer that does not report when its first tokens come.
@@ -45,10 +50,49 @@ def read_options(precisions: tuple[str, ...]) -> Options:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--convert-only", action="store_true")
     given = parser.parse_args()
+    report_deaths()
     cases = [tuple(int(part) for part in case.split("x")) for case in given.cases.split(",")]
     given.work.mkdir(parents=True, exist_ok=True)
     chosen = tuple(given.precisions.split(","))
     return Options(given.checkpoint, given.work, tuple(cases), chosen, given.threads, given.convert_only)
+
+
+class _Place(ctypes.Structure):
+    """What dladdr() says of an address (Dl_info)."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("symbol", ctypes.c_char_p), ("start", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+def report_deaths() -> None:
+    """Makes this process print the faulting instruction when the CPU does not have it, before the signal kills it.
+
+    A library that was built for another CPU dies so; its name, the place in it and the bytes there say why.
+    """
+    if sys.platform != "linux":
+        return
+    libc, action = ctypes.CDLL(None), ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+    def died(number: int, info: int, _: int) -> None:
+        # siginfo_t of 64-bit Linux: three ints and padding, then the address of the instruction.
+        address = ctypes.c_void_p.from_address(info + 16).value or 0
+        place = _Place()
+        libc.dladdr(ctypes.c_void_p(address), ctypes.byref(place))
+        code = ctypes.string_at(address, INSTRUCTION_BYTES).hex(" ") if address else "?"
+        where = f"{os.path.basename(os.fsdecode(place.file or b'?'))}+0x{address - (place.base or 0):x}"
+        os.write(2, f"error: {signal.Signals(number).name} at {where}: {code}\n".encode())
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    _kept.append(action(died))
+    # struct sigaction of 64-bit Linux: the handler, a mask of 128 bytes, flags (SA_SIGINFO is 4).
+    what = (ctypes.c_void_p * 19)()
+    what[0], what[17] = ctypes.cast(_kept[-1], ctypes.c_void_p).value, 4
+    libc.sigaction(signal.SIGILL, ctypes.byref(what), None)
+
+
+_kept: list = []  # handlers: C calls them
 
 
 def prompts(requests: int, length: int) -> np.ndarray:

@@ -28,7 +28,8 @@ def main() -> None:
     """Converts the checkpoint if needed, and prints the figures."""
     options = read_options(tuple(KINDS))
     for precision in options.precisions:
-        path = options.work / f"llamacpp-{precision}.gguf"
+        is_file = options.checkpoint.suffix == ".gguf"  # runs as it is
+        path = options.checkpoint if is_file else options.work / f"llamacpp-{precision}.gguf"
         if not path.exists():
             draft = path.with_suffix(".draft")
             convert(options.checkpoint, draft, KINDS[precision])

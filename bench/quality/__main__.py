@@ -19,7 +19,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.compare import DOCS, WORK, Failed, say
 from bench.quality.checkpoint import write_checkpoint
 from bench.quality.figures import Figures
 from bench.quality.floors import FLOORS, SHORT_TOKENS, broken
@@ -29,6 +28,7 @@ from bench.quality.model_file import fetched, unpacked
 from bench.quality.report import KEYS, published, report_of, table
 from bench.quality.sides import FORMATS, LLAMACPP, REFERENCE, BlockFolderSide, Format, LlamaCppSide, Side, converted
 from bench.quality.texts import chosen, read_texts, tokens_of
+from bench.runs import DOCS, WORK, Failed, say
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.host.cpu import cores
 from blockrelay.text.tokenizer import Tokenizer

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.compare import Failed, say
 from bench.quality.figures import Figures, Sums, compared, figures_of
 from bench.quality.sides import REFERENCE, Side
 from bench.quality.texts import windows
+from bench.runs import Failed, say
 from blockrelay_worker.offline.evaluate import show_progress
 
 

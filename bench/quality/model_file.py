@@ -5,7 +5,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from bench.compare import run
+from bench.runs import run
 from blockrelay.errors import UsageError
 
 MODEL = "SmolLM2-135M-Instruct"

@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from bench.compare import BLOCKRELAY, ENVS, ROOT, Failed, run
 from bench.environments import PEERS, install, last_line, python_of
 from bench.quality.figures import Logits
 from bench.quality.texts import CALIBRATION, WINDOW
+from bench.runs import BLOCKRELAY, ENVS, ROOT, Failed, run
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay_worker.offline.evaluate import CHUNK_ROWS
 from blockrelay_worker.offline.pipeline import Pipeline

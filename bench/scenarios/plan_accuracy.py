@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.compare import block_folder
+from bench.models import block_folder
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.host.child_command import run_command
 from blockrelay.host.cpu import cores

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bench.compare import block_folder
+from bench.models import block_folder
 from bench.simulate.configurations import MANY, Configuration, closed, known, six
 from bench.simulate.costs import Costs
 from bench.simulate.load import Figures, mean

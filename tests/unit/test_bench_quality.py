@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.compare import Failed
 from bench.quality import __main__ as command
 from bench.quality.figures import Figures, Logits, Sums, compared, figures_of
 from bench.quality.floors import FLOORS, Floor, broken
@@ -18,6 +17,7 @@ from bench.quality.measure import Measured, measure
 from bench.quality.report import KEYS, published, report_of, section, table
 from bench.quality.sides import FORMATS, REFERENCE
 from bench.quality.texts import CALIBRATION, FOLDER, NAMES, chosen, read_texts, windows
+from bench.runs import Failed
 from blockrelay.errors import UsageError
 from tests.support.project import ROOT
 

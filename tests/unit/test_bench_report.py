@@ -16,7 +16,18 @@ from bench.environments import PEERS, last_line
 from bench.records import Record, Store, by_round, faults, median, paired_ratio
 from bench.report import PLOT_NAME, markdown, plot
 from bench.targets import TARGETS, THIN_STAGES, WIDE_STAGES
-from bench.units import ON_DEMAND, OUR_PRECISIONS, OUR_RUNS, OURS, OURS_SMALL, PARTS, SCENARIOS, all_units
+from bench.units import (
+    ON_DEMAND,
+    ON_THE_FILE,
+    OUR_PRECISIONS,
+    OUR_RUNS,
+    OURS,
+    OURS_SMALL,
+    PARTS,
+    SCENARIOS,
+    WORDS,
+    all_units,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 MACHINE: dict[str, Any] = {
@@ -78,9 +89,26 @@ def every_part() -> list[Record]:
         ),
         record("kv_cache", OURS, reports=[report(kv_cache=[kv_cache(64), kv_cache(512)])]),
         record("memory", OURS, reports=[report(memory={"ready_s": 3, "workers": [worker]})]),
+        *(
+            record("real", side, reports=[report(*(entry(r, 128, decode=d, prefill=50.0) for r in (1, 4, 16)))])
+            for side, d in ((OURS, 80.0), (OURS_SMALL, 120.0))
+        ),
+        record("real", ON_THE_FILE[1], figures=[entry(1, 128, decode=100.0, prefill=60.0)]),
+        record("sampled", OURS, reports=[sampled(0.97)]),
+        *(
+            record("vocabulary", words, reports=[sampled(ratio)])
+            for words, ratio in zip(WORDS, (0.99, 0.9), strict=True)
+        ),
+        record("sizes", OURS, reports=[report(entry(1, 8192, decode=20.0, prefill=16384.0))]),
         *(record("roofline", OURS, number=n, reports=[report(roofline=roofline(1 + n))]) for n in range(3)),
         record("distributor", OURS, reports=[distributor()]),
     ]
+
+
+def sampled(share: float) -> dict[str, Any]:
+    """What `blockrelay bench --sampled` reports."""
+    ratios = [{"requests": r, "prompt": 128, "gateway": {"decode_tok_s": 9.0, "ratio": share}} for r in (1, 16)]
+    return report(*(entry(r, 128, decode=10.0 * r, prefill=9.0) for r in (1, 16)), sampled=ratios)
 
 
 def roofline(slower: int) -> dict[str, Any]:
@@ -188,7 +216,10 @@ def test_figures_of_a_part_are_of_one_machine_and_those_of_others_stay(tmp_path:
     assert len(json.loads(path.read_text())["machines"]) == 2
 
     page = markdown(found)
-    assert "- peers, gateway, stages, position, prefix, memory, roofline, distributor: Abacus, 2 cores" in page
+    assert (
+        "- peers, real, sampled, vocabulary, sizes, gateway, stages, position, prefix, memory, roofline, distributor: Abacus, 2 cores"
+        in page
+    )
     assert "- kv_cache: Quipu, 64 cores" in page
     busy, quiet = (next(line for line in page.splitlines() if name in line) for name in ("Quipu", "Abacus"))
     assert "Other work took up to 42 % of the cores" in busy and "Other work" not in quiet
@@ -262,6 +293,8 @@ def test_every_ratio_is_found() -> None:
         "the same, a step": 8.0,
         "the same, first token of a session's second step": 512.0,
         "step of tokens 41 to 50 vs 11 to 20": 1.01,
+        "sampled over greedy, 16 streams of the public model": 0.97,
+        "decode, 1 request of the public model, vs llama.cpp on the same file": 1.2,
         "step of 1 row over its roofline": 0.5,
         "step of 16 rows, the same": 0.5,
         "prompt of 2048, the same": 0.5,
@@ -287,6 +320,11 @@ def test_the_page_says_everything() -> None:
     assert (
         "| decode, 16 requests, vs the best peer | 1.50 | 1.4 | 2 | floor reached | Blockrelay w8a8; best peer" in page
     )
+    assert "| Blockrelay w4a8 | 120 / 120 / 120 | 50.0 / 50.0 / 50.0 |" in page
+    assert "| llama.cpp, the file as it is | 100 / - / - | 60.0 / - / - |" in page
+    assert "| SmolLM2-135M-Instruct, Blockrelay w8a8 | 10.0 / 160 | 0.970 / 0.970 |" in page
+    assert "| 1.1B parameters, 128,256 words | 10.0 / 160 | 0.900 / 0.900 |" in page
+    assert "| 1 x 8192 | 20.0 | 16384 | 500 |" in page
     assert "| step of 1 row over its roofline | 0.50 | 0.85 | 0.95 | **missed** | 20.0 and 40.0 ms |" in page
     assert "| Blockrelay w8a8: decode, 16 x 128 | 20.0 / 40.0 | 20.0 / 40.0 | 20.0 / 40.0 | 0.50 |" in page
     assert "All threads read 30.0 GB/s from memory" in page, "the best of all rounds"
