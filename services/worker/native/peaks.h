@@ -56,6 +56,16 @@ struct ByteUnit {
 #endif
   static void hide(Word& x) { __asm__ volatile("" : "+w"(x)); }
 };
+#elif defined(__aarch64__)
+struct ByteUnit {
+  using Word = int8x16_t;
+  static constexpr int64_t products = 8;
+  static Word add(Word sum, Word a, Word b) {
+    const int16x8_t eight = vmull_s8(vget_low_s8(a), vget_low_s8(b));
+    return vreinterpretq_s8_s32(vpadalq_s16(vreinterpretq_s32_s8(sum), eight));
+  }
+  static void hide(Word& x) { __asm__ volatile("" : "+w"(x)); }
+};
 #elif defined(__SSE2__) && !defined(BLOCKRELAY_GENERIC)
 struct ByteUnit {  // bytes are widened before, which is left out here
   using Word = Quads;
@@ -64,7 +74,7 @@ struct ByteUnit {  // bytes are widened before, which is left out here
   static void hide(Word& x) { __asm__ volatile("" : "+x"(x.v)); }
 };
 #else
-struct ByteUnit {  // four products of 16 bits, in a vector type of the compiler
+struct ByteUnit {  // a vector type of the compiler, which hide() sends through memory
   typedef int32_t Word __attribute__((vector_size(16)));
   static constexpr int64_t products = 4;
   static Word add(Word sum, Word a, Word b) { return sum + a * b; }
@@ -93,7 +103,7 @@ struct FloatUnit {
 // Returns how many multiply-adds that was.
 template <class Unit>
 inline double multiply_adds(Pool& pool, int64_t steps) {
-  constexpr int kSums = 12;  // more than any CPU's latency times its units asks for
+  constexpr int kSums = 12;  // latency times units of most CPUs; more would not fit into the registers of AVX2
   const int64_t parts = 8 * int64_t(pool.threads());
   pool.run(parts, 1, INT64_MAX, [&](int64_t begin, int64_t end) {
     typename Unit::Word sum[kSums] = {}, a = {}, b = {};

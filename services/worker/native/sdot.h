@@ -6,6 +6,10 @@
 
 #include <arm_neon.h>
 
+#if defined(__AARCH64EB__)
+#error "the order of bytes in registers is that of little-endian ARM"
+#endif
+
 #if defined(__ARM_FEATURE_DOTPROD)
 
 namespace blockrelay {

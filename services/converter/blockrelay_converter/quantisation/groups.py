@@ -7,12 +7,14 @@ Without calibration all arithmetic is element by element in one order, so that e
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import GROUP
+from blockrelay.host.cpu import cores
 from blockrelay_converter.quantisation.gptq import round_in_order
 from blockrelay_converter.quantisation.grids import grid_factors, mostly_on_grid
 from blockrelay_converter.weight_source import F32, F64
@@ -24,7 +26,7 @@ _MOST = np.float32(15)
 """The largest nibble."""
 _HALF = np.float32(7.5)
 _LARGEST = np.float32(np.finfo(np.float16).max)
-#: Groups processed together: they and two arrays of their size fit into a core's second-level cache (a megabyte).
+#: Groups that a thread processes together: they and two arrays of their size fit into a core's second-level cache.
 _TOGETHER = 4096
 
 
@@ -47,15 +49,19 @@ def quantise_groups(weights: F32, feedback: Sequence[F64] = ()) -> tuple[NDArray
     rows = weights.reshape(count * groups, GROUP)
     q4 = np.empty((GROUP // 2, len(rows)), np.uint8)
     gs, gm = np.empty(len(rows), np.float16), np.empty(len(rows), np.float16)
-    room = np.empty((2, GROUP, _TOGETHER), np.float32)
-    for start in range(0, len(rows), _TOGETHER):
+
+    def quantise(start: int) -> None:
         part = slice(start, start + _TOGETHER)
         # A group lies along the first axis, so that NumPy works on all groups at once.
         values = np.ascontiguousarray(rows[part].T)
-        gs[part], gm[part] = _factors(values, *room[:, :, : values.shape[1]])
-        q = room[0, :, : values.shape[1]]
+        q, product = np.empty((2, *values.shape), np.float32)
+        gs[part], gm[part] = _factors(values, q, product)
         _nearest(values, gs[part].astype(np.float32), gm[part].astype(np.float32), out=q)
         q4[:, part] = q[0::2] + np.float32(16) * q[1::2]
+
+    with ThreadPoolExecutor(cores(), thread_name_prefix="groups") as pool:
+        for _ in pool.map(quantise, range(0, len(rows), _TOGETHER)):
+            pass  # an error of a thread is raised here
     return (
         q4.reshape(GROUP // 2, count, groups).transpose(2, 0, 1).reshape(depth // 2, count),
         gs.reshape(count, groups).T,

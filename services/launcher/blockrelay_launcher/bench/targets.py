@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from blockrelay.errors import ServiceUnavailable, UsageError
-from blockrelay.exit_codes import UNUSABLE
+from blockrelay.exit_codes import PREFIX, UNUSABLE
 from blockrelay.host.child_command import module_command
 from blockrelay_launcher.bench.figures import GREEDY, Drawing, Round
 from blockrelay_launcher.supervisor.child_process import die_with_parent
@@ -189,7 +189,7 @@ def roofline(
         preexec_fn=die_with_parent(signal.SIGKILL),
     )
     if done.returncode == UNUSABLE:
-        raise UsageError(f"--roofline: {done.stderr.strip()}")
+        raise UsageError(f"--roofline: {done.stderr.strip().removeprefix(PREFIX)}")
     if done.returncode:
         raise ServiceUnavailable(f"the roofline's process ended with code {done.returncode}: {done.stderr[-400:]}")
     report: dict[str, Any] = json.loads(done.stdout)

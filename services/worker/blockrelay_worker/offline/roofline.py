@@ -4,7 +4,8 @@ Measured in one run: what memory gives (read by all threads), the multiply-adds 
 registers, and the steps of each case. A block needs the longer one of two times: that to read its weights and the keys
 and values that it attends to, and that of its multiply-adds. Prints one JSON object, or tables.
 
-The byte unit is that of the kernels. ONNX Runtime's AMX tiles, which serve many rows where a CPU has them, are faster.
+The byte unit is that of the w8a8 kernels. ONNX Runtime's AMX tiles, which serve many rows where a CPU has them, are
+faster, and so are w4a8's products on CPUs without VNNI.
 """
 
 import json
@@ -35,7 +36,7 @@ from blockrelay_worker.kernels.interface import Kernels
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-#: Bytes that are more than any CPU cache holds; multiply-add steps of about a millisecond for each part of the work.
+#: Bytes that most CPU caches do not hold; multiply-add steps of about a millisecond for each part of the work.
 _MEMORY, _STEPS = 512 << 20, 200_000
 #: Number of runs: the best one of a peak counts, and the median of a case.
 _RUNS = 5
@@ -134,21 +135,21 @@ def roofline(
     item_bytes = kv_item_bytes(precisions)
     for name, steps in cases:
         seen = _seen(folder, executor, steps)
-        needed = {cost.name: (0.0, "") for cost in costs}
-        for step in steps:
-            for cost, precision in zip(costs, precisions, strict=True):
-                memory, units = needed_s(cost, step, precision, item_bytes, peaks)
-                needed[cost.name] = (needed[cost.name][0] + max(memory, units), "memory" if memory > units else "units")
+        needed: dict[str, list[tuple[float, float]]] = {}
+        for cost, precision in zip(costs, precisions, strict=True):
+            needed[cost.name] = [needed_s(cost, step, precision, item_bytes, peaks) for step in steps]
         kinds = {"layers": [c.name for c in costs if c.layers], "head": [c.name for c in costs if not c.layers]}
         first = steps[0].segments
         entry: dict[str, Any] = {"case": name, "requests": len(first), "prompt": first[0][0] or steps[-1].cached}
         for kind, names in {**kinds, "step": [cost.name for cost in costs]}.items():
-            need, took = sum(needed[name][0] for name in names), sum(seen[name] for name in names)
+            both = [times for name in names for times in needed[name]]
+            need, took = sum(map(max, both)), sum(seen[name] for name in names)
+            memory, units = (sum(times) for times in zip(*both, strict=True))
             entry[kind] = {
-                "needed_ms": round(1000 * need, 3),
-                "seen_ms": round(1000 * took, 3),
+                "needed_ms": round(1000 * need, 6),
+                "seen_ms": round(1000 * took, 6),
                 "ratio": round(need / took, 3),
-                "bound": needed[names[0]][1],
+                "bound": "memory" if memory > units else "units",
             }
         entries.append(entry)
     return entries
@@ -184,8 +185,8 @@ def _batch(folder: BlockFolder, step: Step, pages: Sequence[Sequence[int]]) -> B
 @app.command()
 def main(
     model: Annotated[Path, typer.Option()],
-    threads: Annotated[int, typer.Option()],
-    max_rows: Annotated[int, typer.Option()],
+    threads: Annotated[int, typer.Option(min=1)],
+    max_rows: Annotated[int, typer.Option(min=1)],
     requests: Annotated[list[int], typer.Option(min=1, help="a number of requests at once; several times for several")],
     prompt: Annotated[list[int], typer.Option(min=1, help="tokens of a prompt; several times for several")],
 ) -> None:

@@ -1,5 +1,7 @@
 """Equal numerics ids promise equal bits, and what cannot change a bit does not change the id."""
 
+import platform
+
 import onnxruntime as ort
 import pytest
 
@@ -28,3 +30,12 @@ def test_other_kernels_or_another_sampler_change_every_id(folder: BlockFolder, m
             patch.setattr(module, name, "another")
             ids.add(numerics_id(folder.manifest))
     assert len(ids) == 4
+
+
+def test_arm_shares_the_ids_of_exact_precisions_alone(folder: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids: dict[str, str] = {}
+    for machine in ("x86_64", "AMD64", "aarch64", "arm64", "riscv64"):
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        ids[machine] = numerics_id(folder.manifest)
+    assert ids["x86_64"] == ids["AMD64"] != ids["riscv64"]
+    assert (ids["aarch64"] == ids["x86_64"]) == (ids["arm64"] == ids["x86_64"]) == folder.manifest.exact

@@ -15,7 +15,17 @@ from blockrelay.errors import ExecutionError, UsageError
 from blockrelay.host.cpu import cpu_facts
 from blockrelay_worker import kernels as kernels_module
 from blockrelay_worker.kernels import PAGE, Kernels, float32, load_kernels, supported_isas
-from blockrelay_worker.kernels.libraries import AVX2, AVX512, AVX_VNNI, TILES, VNNI, cpu_features, isas_for
+from blockrelay_worker.kernels.libraries import (
+    AVX2,
+    AVX512,
+    AVX_VNNI,
+    SDOT,
+    SMMLA,
+    TILES,
+    VNNI,
+    cpu_features,
+    isas_for,
+)
 from tests.support.worker.kernel_cases import NOT_FINITE, Rows, floats, rows, same_bits
 from tests.support.worker.kernel_variants import NATIVE, REFERENCE, assert_same, every_variant
 
@@ -280,6 +290,9 @@ def test_a_cpu_with_tiles_keeps_vnni() -> None:
     assert isas_for(AVX2 | VNNI) == ("avx2", "baseline"), "AVX512-VNNI is used with AVX-512 only"
     assert isas_for(AVX2 | AVX_VNNI) == ("avxvnni", "avx2", "baseline")
     assert isas_for(AVX2 | AVX512 | VNNI | TILES | AVX_VNNI)[:2] == ("avx512vnni", "avxvnni")
+    assert isas_for(SDOT | SMMLA) == ("i8mm", "dotprod", "baseline")
+    assert isas_for(SDOT) == ("dotprod", "baseline")
+    assert isas_for(SMMLA) == ("baseline",), "SMMLA is used beside SDOT only"
     assert isas_for(0) == ("baseline",)
 
 

@@ -18,3 +18,5 @@ def test_kernels_touch_only_their_buffers_and_do_nothing_undefined(tmp_path: Pat
     done = subprocess.run([str(SCRIPT), str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     assert "baseline-address: " in done.stdout and "baseline-thread: " in done.stdout
+    if all(map(shutil.which, ("qemu-aarch64", "aarch64-linux-gnu-g++"))):
+        assert all(f"{name}-emulated: " in done.stdout for name in ("neon", "dotprod", "i8mm"))

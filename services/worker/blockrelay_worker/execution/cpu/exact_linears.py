@@ -6,12 +6,14 @@ of their products, and every part of it, is at most 2**24, and float32 holds all
 such parts stay below 2**53 in float64. A group of w4a8 is far shallower.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import GROUP
+from blockrelay.host.cpu import cores
 from blockrelay_worker.kernels.float32 import fma
 from blockrelay_worker.kernels.interface import Linear
 
@@ -19,7 +21,7 @@ from blockrelay_worker.kernels.interface import Linear
 EXACT_DEPTH = 1 << 10
 #: Columns of weights that are converted to float32 at a time: 16 MiB.
 _COLUMNS = 1 << 12
-#: Columns of weights in groups that are multiplied at a time: their arrays stay in a CPU cache.
+#: Columns of weights in groups that a thread multiplies at a time: their arrays stay in a CPU cache.
 _GROUP_COLUMNS = 1 << 9
 
 
@@ -66,10 +68,18 @@ class ExactGroupLinear(Linear):
         centred = rows.astype(np.float32) - np.float32(128)
         # The two halves of a byte are neighbours in k; within a group, all lower halves go before all upper ones.
         halves = centred.reshape(-1, groups, GROUP // 2, 2).transpose(1, 0, 3, 2).reshape(groups, -1, GROUP)
-        with np.errstate(all="ignore"):  # a row that is not finite has scales that are none
-            for left in range(0, width, _GROUP_COLUMNS):
-                columns = slice(left, min(left + _GROUP_COLUMNS, width))
+
+        def multiply(left: int) -> None:
+            columns = slice(left, min(left + _GROUP_COLUMNS, width))
+            with np.errstate(all="ignore"):  # a row that is not finite has scales that are none
                 out[:, columns] = self._columns(halves, scale, columns)
+
+        if width <= _GROUP_COLUMNS:
+            multiply(0)
+            return
+        with ThreadPoolExecutor(cores(), thread_name_prefix="exact") as pool:
+            for _ in pool.map(multiply, range(0, width, _GROUP_COLUMNS)):
+                pass  # an error of a thread is raised here
 
     def _columns(self, halves: NDArray[np.float32], scale: NDArray[np.float32], columns: slice) -> NDArray[np.float32]:
         """Returns the product of some columns; `halves` are the rows minus 128, [K/32, R, 32]."""

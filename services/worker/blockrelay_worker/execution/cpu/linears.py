@@ -6,7 +6,7 @@ uint8 x int8 do on CPUs with AVX2 and no VNNI. Known answers (`self_test`), neve
 right on a machine:
 
     both    our own matmul for few rows and u8s8 for many, by measurement (`both_linear`): on CPUs with AMX
-    native  our own matmul, on x86-64 with compiled kernels (docs/design-notes.md says how fast)
+    native  our own matmul, with compiled kernels (docs/design-notes.md says how fast)
     u8s8    ONNX Runtime, uint8 rows x int8 weights; right on CPUs with VNNI or AMX
     u8u8    ONNX Runtime, uint8 rows x uint8 weights (plus 128): right everywhere, slower
     exact   NumPy (`exact_linears`), the converter's reference: whole numbers that floats hold exactly
