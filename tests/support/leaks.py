@@ -85,7 +85,7 @@ def processes() -> dict[int, str]:
 
 def folders(homes: tuple[Path, ...]) -> set[str]:
     """What lies in our temporary folder, and the page folders of every `up` whose data lie below one of `homes`."""
-    found = {entry.path for entry in os.scandir(tempfile.gettempdir())}
+    found = {entry.path for entry in os.scandir(tempfile.gettempdir()) if not _is_probe(entry)}
     for owner in SHARED_MEMORY.glob("blockrelay-*/owner"):
         try:
             data = Path(owner.read_text())
@@ -94,6 +94,17 @@ def folders(homes: tuple[Path, ...]) -> set[str]:
         if any(data.is_relative_to(home) for home in homes):
             found.add(str(owner.parent))
     return found
+
+
+def _is_probe(entry: "os.DirEntry[str]") -> bool:
+    """Whether this is the file of a few bytes with which Python's tempfile finds out whether it may write.
+
+    It has a name of eight letters and is there for a moment; a process that is killed just then leaves it.
+    """
+    try:
+        return len(entry.name) == 8 and entry.is_file() and entry.stat().st_size <= len(b"blat")
+    except FileNotFoundError:
+        return True
 
 
 def ownerless_keys(client: redis.Redis) -> list[str]:
