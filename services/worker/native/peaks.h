@@ -14,8 +14,6 @@ inline uint64_t read_all(Pool& pool, const uint8_t* p, int64_t bytes) {
   pool.run(bytes / kPart, 1, bytes, [&](int64_t begin, int64_t end) {
     uint64_t sum[16] = {};
     for (const uint8_t* at = p + begin * kPart; at < p + end * kPart; at += sizeof sum) {
-      __builtin_prefetch(at + 4096);
-      __builtin_prefetch(at + 4096 + 64);
       uint64_t words[16];
       std::memcpy(words, at, sizeof words);
       for (int i = 0; i < 16; i++) sum[i] += words[i];
