@@ -291,7 +291,7 @@ BLOCKRELAY_EXPORT int32_t blockrelay_sample(void* pool, void* rows, int64_t coun
   }
 }
 
-// Reads `bytes` (whole MiB) at p on all threads and writes a sum of them to `sum`.
+// Reads `bytes` (a multiple of 128) at p on all threads and writes a sum of them to `sum`.
 BLOCKRELAY_EXPORT int32_t blockrelay_read_all(void* pool, const uint8_t* p, int64_t bytes, uint64_t* sum) {
   *sum = read_all(*static_cast<Pool*>(pool), p, bytes);
   return kOk;

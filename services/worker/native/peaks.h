@@ -7,15 +7,16 @@
 
 namespace blockrelay {
 
-// Reads `bytes` at p on all threads, a MiB after the other. Returns their sum as words, which keeps the reads alive.
+// Reads `bytes` at p, each thread an equal part of them: in turns of a MiB two threads got two thirds of what memory gives.
+// Returns their sum as words, which keeps the reads alive.
 inline uint64_t read_all(Pool& pool, const uint8_t* p, int64_t bytes) {
-  constexpr int64_t kPart = 1 << 20;
+  const int64_t parts = pool.threads(), lines = bytes / 128;
   std::atomic<uint64_t> total{0};
-  pool.run(bytes / kPart, 1, bytes, [&](int64_t begin, int64_t end) {
+  pool.run(parts, 1, bytes, [&](int64_t begin, int64_t end) {
     uint64_t sum[16] = {};
-    for (const uint8_t* at = p + begin * kPart; at < p + end * kPart; at += sizeof sum) {
+    for (int64_t line = lines * begin / parts; line < lines * end / parts; line++) {
       uint64_t words[16];
-      std::memcpy(words, at, sizeof words);
+      std::memcpy(words, p + line * 128, sizeof words);
       for (int i = 0; i < 16; i++) sum[i] += words[i];
     }
     uint64_t own = 0;
