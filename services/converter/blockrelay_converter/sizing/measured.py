@@ -80,7 +80,7 @@ SCHEDULER_BYTES = Measured(77e6, "capacity")
 WORKER_ALONE_BYTES = Measured(300e6, "capacity")
 #: Operations per second of a core in w8a8 with 16 requests at once, prompts and new tokens alike; then the share of it
 #: that each precision reaches. w4a8 was measured beside it; floats of 32 bits have vectors a quarter as wide.
-CORE_OPERATIONS = Measured(0.30e12, "benchmarks")
-PRECISION_PACE: Mapping[str, float] = {"w8a8": 1.0, "w4a8": 0.9, "fp32": 0.25, "fp16": 0.25}
+CORE_OPERATIONS = Measured(0.35e12, "benchmarks")
+PRECISION_PACE: Mapping[str, float] = {"w8a8": 1.0, "w4a8": 0.75, "fp32": 0.25, "fp16": 0.25}
 #: Factor by which a pace that is scaled from CORE_OPERATIONS may be too high or too low.
 PACE_FACTOR = 2.0
