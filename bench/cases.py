@@ -42,7 +42,7 @@ def _real(records: Sequence[Record]) -> str:
 
 def _cells(records: Sequence[Record], part: str, side: str, figure: str) -> str:
     return " / ".join(
-        _shown(median(records, part, side, figure, requests=requests, prompt=128)) for requests in (1, 4, 16)
+        shown(median(records, part, side, figure, requests=requests, prompt=128)) for requests in (1, 4, 16)
     )
 
 
@@ -53,7 +53,7 @@ def _sampled(records: Sequence[Record]) -> str:
         greedy = [median(records, part, side, "decode_tok_s", requests=requests, prompt=128) for requests in (1, 16)]
         if any(ratio is not None for ratio in ratios):
             name = f"{REAL}, {side}" if part == "sampled" else f"1.1B parameters, {side}"
-            cells = [" / ".join(map(_shown, greedy)), " / ".join("-" if r is None else f"{r:.3f}" for r in ratios)]
+            cells = [" / ".join(map(shown, greedy)), " / ".join("-" if r is None else f"{r:.3f}" for r in ratios)]
             rows.append(f"| {name} | {' | '.join(cells)} |")
     if not rows:
         return ""
@@ -67,12 +67,13 @@ def _sizes(records: Sequence[Record]) -> str:
     for entry in every:
         requests, prompt, prefill_ms = entry["requests"], entry["prompt"], entry["prefill_ms"]
         cells = (entry["decode_tok_s"], prefill_ms, requests * prompt / prefill_ms * 1000)
-        rows.append(f"| {requests} x {prompt} | {' | '.join(map(_shown, cells))} |")
+        rows.append(f"| {requests} x {prompt} | {' | '.join(map(shown, cells))} |")
     if not rows:
         return ""
     head = "| 1.1B parameters, w8a8 | new tokens/s | prompts, ms | prompt tokens/s |"
     return "\n".join([head, "|---|---|---|---|", *rows])
 
 
-def _shown(value: float | None) -> str:
+def shown(value: float | None) -> str:
+    """Returns a figure as tables have it; a dash for None."""
     return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"

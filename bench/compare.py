@@ -18,7 +18,8 @@ from typing import Any
 
 from bench.busy import busy_share
 from bench.environments import Peer, install, python_of
-from bench.models import block_folder, checkpoint, real_file
+from bench.models import block_folder, checkpoint
+from bench.quality.model_file import gguf_file
 from bench.records import Record, Store, faults
 from bench.report import PLOT_NAME, markdown, plot
 from bench.runs import BLOCKRELAY, DOCS, ENVS, ROOT, WORK, Failed, run, say
@@ -37,7 +38,7 @@ def peer_command(unit: Unit, *more: str) -> list[str]:
     is_real = unit.shape == REAL
     cases = ",".join("x".join(map(str, case)) for case in (REAL_CASES if is_real else CASES))
     options = ["--precisions", unit.precision, "--cases", cases, "--threads", str(describe_machine()["cores"])]
-    source = real_file() if is_real else checkpoint(unit.shape)
+    source = gguf_file() if is_real else checkpoint(unit.shape)
     return [str(python_of(unit.peer, ENVS)), str(script), str(source), str(CONVERTED), *options, *more]
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from bench.quality.checkpoint import write_checkpoint as write_real_checkpoint
 from bench.quality.gguf_model import read
-from bench.quality.model_file import fetched, unpacked
+from bench.quality.model_file import gguf_file
 from bench.runs import BLOCKRELAY, WORK, run, say
 from bench.units import REAL
 
-MODELS, QUALITY = WORK / "models", WORK / "quality"
+MODELS = WORK / "models"
 
 
 def checkpoint(shape: str) -> Path:
@@ -19,16 +19,10 @@ def checkpoint(shape: str) -> Path:
         say(f"making checkpoint {shape}")
         if shape == REAL:
             MODELS.mkdir(parents=True, exist_ok=True)
-            write_real_checkpoint(read(real_file()), path)
+            write_real_checkpoint(read(gguf_file()), path)
             return path
         run([sys.executable, "-m", "bench.checkpoint", shape, str(path)], log=WORK / "checkpoint.log", capture=False)
     return path
-
-
-def real_file() -> Path:
-    """Returns the GGUF file of the real model, and fetches it if it is not there. Raises Failed and UsageError."""
-    QUALITY.mkdir(parents=True, exist_ok=True)
-    return unpacked(fetched(QUALITY), QUALITY)
 
 
 def block_folder(shape: str, precision: str) -> Path:

@@ -126,14 +126,13 @@ def _peers(records: Sequence[Record]) -> str:
         "|---|---|---|---|---|",
     ]
 
-    def shown(side: str, figure: str, requests: int, prompt: int) -> str:
-        value = median(records, "peers", side, figure, requests=requests, prompt=prompt)
-        return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+    def cell(side: str, figure: str, requests: int, prompt: int) -> str:
+        return cases.shown(median(records, "peers", side, figure, requests=requests, prompt=prompt))
 
     sides = sides_of(records, "peers")
     for side in sorted(sides, key=lambda s: s in OUR_PRECISIONS):  # ours last
-        decode = " / ".join(shown(side, "decode_tok_s", n, 128) for n in (1, 4, 16))
-        prefill = " | ".join(shown(side, "prefill_ms", n, p) for n, p in ((1, 128), (16, 128), (1, 2048)))
+        decode = " / ".join(cell(side, "decode_tok_s", n, 128) for n in (1, 4, 16))
+        prefill = " | ".join(cell(side, "prefill_ms", n, p) for n, p in ((1, 128), (16, 128), (1, 2048)))
         name = f"**{side}**, through the gateway" if side in OUR_PRECISIONS else side
         rows.append(f"| {name} | {decode} | {prefill} |")
     rows += [f"| {side} | error: {_cell(line)} | | | |" for side, line in _faults(records, "peers")]

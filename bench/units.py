@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.environments import LLAMACPP, PEERS, Peer
+from bench.quality.model_file import MODEL
 
 OURS, OURS_SMALL = "Blockrelay w8a8", "Blockrelay w4a8"
 #: The precision of each of our sides in the part `peers`.
@@ -11,7 +12,7 @@ OUR_PRECISIONS = {OURS: "w8a8", OURS_SMALL: "w4a8"}
 ROUNDS = 3
 NEW = 48
 #: The model of `make quality`, a public one of 135 million parameters that people use.
-REAL = "SmolLM2-135M-Instruct"
+REAL = MODEL
 WORDS = ("32,000 words", "128,256 words")
 #: (requests, prompt, new) of every side of the part `peers`.
 CASES = ((1, 128, NEW), (4, 128, NEW), (16, 128, NEW), (1, 2048, 8))

@@ -24,17 +24,16 @@ from bench.quality.figures import Figures
 from bench.quality.floors import FLOORS, SHORT_TOKENS, broken
 from bench.quality.gguf_model import read
 from bench.quality.measure import Measured, measure
-from bench.quality.model_file import fetched, unpacked
+from bench.quality.model_file import FOLDER, gguf_file
 from bench.quality.report import KEYS, published, report_of, table
 from bench.quality.sides import FORMATS, LLAMACPP, REFERENCE, BlockFolderSide, Format, LlamaCppSide, Side, converted
 from bench.quality.texts import chosen, read_texts, tokens_of
-from bench.runs import DOCS, WORK, Failed, say
+from bench.runs import DOCS, Failed, say
 from blockrelay.errors import BlockrelayError, UsageError
 from blockrelay.host.cpu import cores
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_launcher.bench.machine import describe_machine
 
-FOLDER = WORK / "quality"
 PAGE = DOCS / "quantisation.md"
 
 
@@ -66,8 +65,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def measured_report(options: argparse.Namespace) -> dict[str, Any]:
     """Makes the models, measures, and returns the report. Raises UsageError and Failed."""
     contents = read_texts(chosen(options.only))
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    gguf, checkpoint = unpacked(fetched(FOLDER), FOLDER), FOLDER / "checkpoint"
+    gguf, checkpoint = gguf_file(), FOLDER / "checkpoint"
     write_checkpoint(read(gguf, moved=options.off_grid), checkpoint)
     tokenizer = Tokenizer.from_file(checkpoint / "tokenizer.json")
     texts = {name: tokens_of(name, text, tokenizer, options.tokens) for name, text in contents.items()}

