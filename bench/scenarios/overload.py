@@ -9,12 +9,13 @@ share nothing, and speculation is off. Figures are never asserted.
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -155,11 +156,13 @@ async def flood(
 ) -> Outcome:
     """Sends requests at random times, `rate` per second on average, for `seconds`; returns when all are answered."""
     outcome = Outcome()
+    # Made before, because the client shares the cores with what it measures.
+    bodies = [load.body(chance, deadline_s) for _ in range(round(rate * seconds * 1.1))]
     at = began = time.monotonic()
     async with asyncio.TaskGroup() as tasks:
-        while at < began + seconds:
+        while at < began + seconds and bodies:
             await asyncio.sleep(max(0.0, at - time.monotonic()))
-            tasks.create_task(ask(client, load.body(chance, deadline_s), deadline_s, outcome))
+            tasks.create_task(ask(client, bodies.pop(), deadline_s, outcome))
             at += chance.expovariate(rate)
     return outcome
 
@@ -173,16 +176,25 @@ class OverloadedSystem:
 
     def memory(self) -> dict[str, int]:
         """Returns the resident MiB of all processes of each kind."""
-        pids = [self.pid, *children_of(self.pid)]
-        mib: dict[str, int] = {}
-        for pid in pids:
-            command = command_line(pid)
-            kinds = ("blockrelay_gateway", "blockrelay_scheduler", "blockrelay_worker", "control", "payload")
-            name = next((kind.removeprefix("blockrelay_") for kind in kinds if kind in command), "launcher")
+        mib: Counter[str] = Counter()
+        for pid, kind in self._processes():
             status = Path(f"/proc/{pid}/status").read_text()
-            rss = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
-            mib[name] = mib.get(name, 0) + rss // 1024
-        return mib
+            mib[kind] += next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) >> 10
+        return dict(mib)
+
+    def cpu_s(self) -> dict[str, float]:
+        """Returns the seconds of processor time that all processes of each kind have used, this one as `client`."""
+        used: dict[str, float] = {"client": time.process_time()}
+        for pid, kind in self._processes():
+            user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+            used[kind] = used.get(kind, 0.0) + (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        return used
+
+    def _processes(self) -> Iterator[tuple[int, str]]:
+        kinds = ("blockrelay_gateway", "blockrelay_scheduler", "blockrelay_worker", "control", "payload")
+        for pid in (self.pid, *children_of(self.pid)):
+            command = command_line(pid)
+            yield pid, next((kind.removeprefix("blockrelay_") for kind in kinds if kind in command), "launcher")
 
 
 @contextmanager
@@ -208,11 +220,17 @@ async def measure(system: OverloadedSystem, load: RequestSize, options: argparse
             await asyncio.sleep(1)
 
     client = Client(system.url)
+    at_first = system.cpu_s()
     full = await capacity(client, load, options.capacity_seconds, chance)
+    at_capacity = system.cpu_s()
     print(f"capacity: {full:.2f} requests/s", file=sys.stderr, flush=True)
     before, watching = system.memory(), asyncio.create_task(watch())
     began = time.monotonic()
-    outcome = await flood(client, load, options.factor * full, options.seconds, deadline, chance)
+    at_flood = system.cpu_s()
+    flooding = asyncio.create_task(flood(client, load, options.factor * full, options.seconds, deadline, chance))
+    await asyncio.sleep(options.seconds)
+    at_end = system.cpu_s()
+    outcome = await flooding
     print(f"all answered {time.monotonic() - began:.1f} s after the first", file=sys.stderr, flush=True)
     watching.cancel()
     metrics = (await asyncio.to_thread(httpx.get, f"{system.url}/metrics", trust_env=False)).text
@@ -235,15 +253,23 @@ async def measure(system: OverloadedSystem, load: RequestSize, options: argparse
         "goodput_tokens_per_s": round(good * load.new / options.seconds, 1),
         "goodput_share": round(good / options.seconds / full, 3),
         "latency_s": {"p50": round(latency[len(latency) // 2], 2), "max": round(latency[-1], 2)},
+        "cores_at_capacity": _per_s(at_first, at_capacity, options.capacity_seconds + WARM_UP_S),
+        "cores_in_flood": _per_s(at_flood, at_end, options.seconds),
         "mib_before": before,
         "mib_after": system.memory(),
         "mib_peak": dict(peak),
     }
 
 
+def _per_s(first: Mapping[str, float], last: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """The cores that each kind of process used between two readings of `cpu_s`, `seconds` apart."""
+    return {kind: round((used - first.get(kind, 0.0)) / seconds, 3) for kind, used in last.items()}
+
+
 def _by_limit(metrics: str) -> dict[str, int]:
     lines = [line for line in metrics.splitlines() if line.startswith("blockrelay_admission_limited_total")]
-    return {line.split('"')[1]: int(float(line.split()[-1])) for line in lines}
+    counts = ((line.partition('limit="')[2].partition('"')[0], int(float(line.split()[-1]))) for line in lines)
+    return {limit: count for limit, count in counts if count}
 
 
 def main() -> int:

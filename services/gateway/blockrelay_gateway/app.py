@@ -22,6 +22,7 @@ from blockrelay_gateway.api.operations import routes as ops_routes
 from blockrelay_gateway.api.operations.scrape import Scrape
 from blockrelay_gateway.api.requests import routes as request_routes
 from blockrelay_gateway.api.state import Gateway
+from blockrelay_gateway.api.unread import RefusedUnread
 from blockrelay_gateway.build import build
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http import errors as http_errors
@@ -79,6 +80,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         routes = [route for route in routes if getattr(route, "path", None) != ops_routes.METRICS]
     app.add_middleware(Targets, routes=[*app.routes, *routes], responder=gateway.responder)
     app.add_middleware(ConnectionLimit, max_connections=settings.max_connections, responder=gateway.responder)
+    app.add_middleware(RefusedUnread, cells=gateway.cells, settings=settings, responder=gateway.responder)
     app.add_middleware(Authentication, ring=ring, responder=gateway.responder)
     # The last one added is the first to run.
     app.add_middleware(OptionsResponder, routes=[*app.routes, *routes])

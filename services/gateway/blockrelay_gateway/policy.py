@@ -113,6 +113,18 @@ SOCKET_REQUESTS = 64
 #: The most connections to each Redis: more commands at once only wait in Redis.
 REDIS_CONNECTIONS = 32
 
+# Floods
+
+#: Requests that are read and then refused in a second, of all clients together; a client refused more often gets its
+#: last refusal again, unread. One takes about 1 ms of this process and Redis: 2 % of a core.
+FULL_REFUSALS_PER_S = 20.0
+#: The same for one client in a row, which must be more than usual clients send at once; and what each client may have
+#: in a second, however many are refused: what it may be given changes with its requests.
+FULL_REFUSALS_AT_ONCE = 100.0
+LEAST_FULL_REFUSALS_PER_S = 1.0
+#: Bytes of a body that cost as much as the refusal of a small one.
+REFUSED_BODY_BYTES = 16 << 10
+
 # Retries and waits
 
 #: Bounds of Retry-After (seconds), and its largest random factor: clients that were refused together should not come

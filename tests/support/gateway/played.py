@@ -25,7 +25,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.protocol_check import check_protocol
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.__main__ import GatewayServer, look_at_redis
+from blockrelay_gateway.__main__ import GatewayServer, look_at_redis, tcp_socket
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.app import create_app
 from blockrelay_gateway.cells.cell import Cell
@@ -251,7 +251,7 @@ def serving(app: FastAPI) -> Iterator[RunningGateway]:
 @contextmanager
 def _in_a_thread(server: uvicorn.Server, gateway: Gateway) -> Iterator[tuple[str, threading.Thread]]:
     """The port that the gateway listens on, and its thread."""
-    listener = socket.socket()
+    listener = tcp_socket("127.0.0.1")
     listener.bind(("127.0.0.1", 0))
     look_at_redis(gateway.settings)  # before its own first look, as the service does
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -82,13 +82,21 @@ def identify(
     """
     if not keys:
         return random_identity()
+    base = keyed_request_id(keys, tenant=tenant, secret=secret)
+    content = body.model_dump(exclude_none=True, exclude=_DELIVERY)
+    canonical = json.dumps([route, model, content], sort_keys=True, separators=(",", ":"))
+    return Identity(base, hashlib.sha256(canonical.encode()).hexdigest())
+
+
+def keyed_request_id(keys: Sequence[str], *, tenant: str, secret: str) -> str:
+    """The request id that derives from the values `keys` of an Idempotency-Key header, of which there is at least one.
+
+    Raises BadRequest for a key that is not 1 to 255 printable ASCII characters, and for several keys.
+    """
     if len(keys) > 1:
         raise BadRequest(f"{HEADER} was sent more than once", param=HEADER)
     (key,) = keys
     if not 1 <= len(key) <= MAX_KEY or not key.isascii() or not key.isprintable():
         raise BadRequest(f"{HEADER} must be 1 to {MAX_KEY} printable ASCII characters", param=HEADER)
     named = b"\0".join(part.encode() for part in ("request", tenant, key))
-    name = hmac.new(secret.encode(), named, hashlib.sha256).hexdigest()[:DIGITS]
-    content = body.model_dump(exclude_none=True, exclude=_DELIVERY)
-    canonical = json.dumps([route, model, content], sort_keys=True, separators=(",", ":"))
-    return Identity(f"req-{name}", hashlib.sha256(canonical.encode()).hexdigest())
+    return f"req-{hmac.new(secret.encode(), named, hashlib.sha256).hexdigest()[:DIGITS]}"

@@ -105,13 +105,13 @@ def _row(error: BlockrelayError) -> tuple[int, str, str | None, str]:
     return next(row[1:] for row in _BY_TYPE if isinstance(error, row[0]))
 
 
-def error_body(error: BlockrelayError) -> dict[str, Any]:
-    """The error in OpenAI's shape: `{"error": {message, type, param, code}}`."""
+def error_body(error: BlockrelayError, message: str = "") -> dict[str, Any]:
+    """The error in OpenAI's shape: `{"error": {message, type, param, code}}`, with its own message or another one."""
     _, kind, code, _ = _row(error)
     param = error.param if isinstance(error, RequestError) else None
     if isinstance(error, NotFound) and param == "model":
         code = "model_not_found"
-    return _body(message_of(error), kind, param, code)
+    return _body(message or message_of(error), kind, param, code)
 
 
 def _body(
@@ -195,19 +195,22 @@ class ErrorResponder:
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._rejections, self._limited, self._refused = metrics.rejections, metrics.limited, metrics.refused
+        self._unread = metrics.refused_unread
 
     def answer(self, scope: Scope, error: BlockrelayError) -> Response:
         """The response for `error`, in the shape of its route; for /v1/infer with `session_id` of the scope's state.
 
-        `scope` is that of an HTTP request. If it is a POST of a new request, the refusal is counted and logged.
+        `scope` is that of an HTTP request. If it is a POST of a new request, the refusal is counted and logged, and
+        kept as `refusal` in the scope's state.
         """
-        status, path = status_of(error), scope["path"]
+        path = scope["path"]
         if scope["method"] == "POST" and path in NEW_REQUESTS:
             self.count(path, error)
+            scope.setdefault("state", {})["refusal"] = error
         body = (
             infer_error(error, scope.get("state", {}).get("session_id")) if path == "/v1/infer" else error_body(error)
         )
-        return JsonAnswer(body, status_code=status, headers=headers_of(error))
+        return _answer(error, body)
 
     async def refuse(self, error: BlockrelayError, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request or a WebSocket handshake with `error`; no body is read and no socket opened."""
@@ -218,15 +221,28 @@ class ErrorResponder:
         else:
             await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
 
+    async def refuse_unread(self, error: LimitExceeded, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a new request with the last refusal of its client, without reading it: counted, and not logged."""
+        self._count(scope["path"], error)
+        self._unread.inc()
+        message = f"too many requests of this client were refused just now, so this one was not read; the last: {error}"
+        await _answer(error, error_body(error, message))(scope, receive, send)
+
     def count(self, path: str, error: BlockrelayError) -> None:
         """Counts and logs a new request that was refused."""
-        status = status_of(error)
-        self._rejections.labels(str(status)).inc()
+        self._count(path, error)
+        param = error_body(error)["error"]["param"]
+        logs.get().info("REQUEST_REJECTED", path=path, status=status_of(error), param=param)
+
+    def _count(self, path: str, error: BlockrelayError) -> None:
+        self._rejections.labels(str(status_of(error))).inc()
         self._refused.labels(path, reason_of(error)).inc()
         if isinstance(error, LimitExceeded):
             self._limited.labels(error.limit).inc()
-        param = error_body(error)["error"]["param"]
-        logs.get().info("REQUEST_REJECTED", path=path, status=status, param=param)
+
+
+def _answer(error: BlockrelayError, body: dict[str, Any]) -> JsonAnswer:
+    return JsonAnswer(body, status_code=status_of(error), headers=headers_of(error))
 
 
 def install(app: FastAPI, responder: ErrorResponder, on_error: Callable[[RedisTrouble], None]) -> None:

@@ -63,6 +63,10 @@ class GatewayMetrics:
             route=(*NEW_REQUESTS, SOCKET),
             reason=REFUSALS,
         )
+        self.refused_unread = make.counter(
+            "blockrelay_refused_unread",
+            "New requests that got their client's last refusal again, unread: too many of the client were refused",
+        )
         self.ignored_fields = make.counter(
             "blockrelay_ignored_fields",
             "Requests with a field that is accepted and has no effect, by field",
