@@ -2,6 +2,8 @@
 // bytes (low nibble k = j, high nibble k = 4 + j), then the 32 columns' gs, then their gm: 640 bytes, in order of reading.
 #pragma once
 
+#include <algorithm>
+
 #include "arithmetic.h"
 #include "pool.h"
 
@@ -22,29 +24,45 @@ struct GroupWeights {
   int64_t panel_bytes() const { return groups() * kGroupBytes; }
 };
 
-// Packs q4 [K/2,N] (low nibble row 2i, high nibble row 2i+1), gs and gm [K/32,N] into `panels`. Columns beyond N get 0.
+constexpr int kGroupPanelsAtOnce = 8;  // packed together, as int8 weights are (packed_weights.h)
+
+// Packs 4 lines of `width` columns, 8 k, into a block of a panel. Compilers vectorise it for whole panels.
+inline void pack_block(const uint8_t* const* line, int width, uint8_t* __restrict to) {
+  uint8_t from[4][kColumns] = {};
+  if (width == kColumns)
+    for (int i = 0; i < 4; i++) std::memcpy(from[i], line[i], kColumns);
+  else
+    for (int i = 0; i < 4; i++) std::memcpy(from[i], line[i], size_t(width));
+  for (int n = 0; n < kColumns; n++) {
+    to[4 * n] = uint8_t((from[0][n] & 15) | (from[2][n] << 4));
+    to[4 * n + 1] = uint8_t((from[0][n] >> 4) | (from[2][n] & 0xF0));
+    to[4 * n + 2] = uint8_t((from[1][n] & 15) | (from[3][n] << 4));
+    to[4 * n + 3] = uint8_t((from[1][n] >> 4) | (from[3][n] & 0xF0));
+  }
+}
+
+// Packs q4 [K/2,N] (low nibble row 2i, high nibble row 2i+1), gs and gm [K/32,N] into `panels`, which are zeros. Columns
+// beyond N get 0.
 inline void pack_groups(Pool& pool, const uint8_t* q4, const Half* gs, const Half* gm, int64_t depth, int64_t columns,
                         uint8_t* panels) {
   const GroupWeights shape{panels, depth, columns};
-  pool.run(shape.panel_count(), 1, depth * columns, [&](int64_t begin, int64_t end) {
-    for (int64_t panel = begin; panel < end; panel++) {
-      const int64_t first = panel * kColumns;
-      const int width = int(columns - first < kColumns ? columns - first : kColumns);
-      uint8_t* to = panels + panel * shape.panel_bytes();
-      std::memset(to, 0, size_t(shape.panel_bytes()));
-      for (int64_t g = 0; g < shape.groups(); g++, to += kGroupBytes) {
-        for (int k = 0; k < kGroupDepth; k++) {
-          const uint8_t* line = q4 + (g * kGroupDepth + k) / 2 * columns + first;
-          uint8_t* at = to + k / 8 * kBlockBytes + k % 4;
-          for (int n = 0; n < width; n++) {
-            const int nibble = k % 2 ? line[n] >> 4 : line[n] & 15;
-            at[n * 4] |= uint8_t(k % 8 < 4 ? nibble : nibble << 4);
+  pool.run(shape.panel_count(), kGroupPanelsAtOnce, depth * columns, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin; first < end; first += kGroupPanelsAtOnce) {
+      const int64_t last = std::min<int64_t>(end, first + kGroupPanelsAtOnce);
+      for (int64_t g = 0; g < shape.groups(); g++)
+        for (int64_t panel = first; panel < last; panel++) {
+          const int64_t column = panel * kColumns;
+          const int width = int(std::min<int64_t>(kColumns, columns - column));
+          uint8_t* to = panels + panel * shape.panel_bytes() + g * kGroupBytes;
+          for (int block = 0; block < kBlocks; block++) {
+            const uint8_t* line[4];
+            for (int i = 0; i < 4; i++) line[i] = q4 + ((g * kBlocks + block) * 4 + i) * columns + column;
+            pack_block(line, width, to + block * kBlockBytes);
           }
+          const size_t bytes = size_t(width) * sizeof(Half);
+          std::memcpy(to + kNibbleBytes, gs + g * columns + column, bytes);
+          std::memcpy(to + kNibbleBytes + kColumns * sizeof(Half), gm + g * columns + column, bytes);
         }
-        const size_t bytes = size_t(width) * sizeof(Half);
-        std::memcpy(to + kNibbleBytes, gs + g * columns + first, bytes);
-        std::memcpy(to + kNibbleBytes + kColumns * sizeof(Half), gm + g * columns + first, bytes);
-      }
     }
     return true;
   });

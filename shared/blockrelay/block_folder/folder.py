@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from blockrelay.block_folder.manifest import (
 )
 from blockrelay.block_folder.model import ModelConfig, in_groups, is_exact
 from blockrelay.errors import BlockFolderError
+from blockrelay.host.cpu import cores
 from blockrelay.onnx_blocks.blocks_file import read_blocks_file
 from blockrelay.onnx_blocks.weight_places import check_inside
 from blockrelay.typed_command import typed
@@ -151,8 +153,11 @@ def open_block_folder(
             raise BlockFolderError(f"{places[path]}: {IS_POINTER}")
         if size != spec.bytes:
             raise BlockFolderError(f"{places[path]}: altered: {size} bytes instead of {spec.bytes}")
-    for path, spec in manifest.files.items():
-        if path not in unread and file_sha256(places[path]) != spec.sha256:
+    read = {path: spec for path, spec in manifest.files.items() if path not in unread}
+    with ThreadPoolExecutor(cores(), thread_name_prefix="sha256") as pool:
+        sums = list(pool.map(file_sha256, (places[path] for path in read)))
+    for (path, spec), sha256 in zip(read.items(), sums, strict=True):
+        if sha256 != spec.sha256:
             raise BlockFolderError(f"{places[path]}: altered: its SHA-256 is not the one in {MANIFEST_NAME}")
     folder = BlockFolder(root=root, manifest=manifest, onnx_root=onnx_root)
     for block in manifest.blocks:
