@@ -34,6 +34,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     VARIANTS["avxvnni"] = [*VARIANTS["avx2"], "-mavxvnni"]
     VARIANTS["avx512"] = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"]
     VARIANTS["avx512vnni"] = [*VARIANTS["avx512"], "-mavx512vnni"]
+    VARIANTS["amx"] = [*VARIANTS["avx512vnni"], "-mamx-tile", "-mamx-int8"]
 elif platform.machine().lower() in ("aarch64", "arm64"):
     VARIANTS["dotprod"] = ["-march=armv8.2-a+dotprod"]
     VARIANTS["i8mm"] = ["-march=armv8.2-a+dotprod+i8mm"]

@@ -80,7 +80,7 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
 }  // namespace
 
 // Must equal LIBRARY_VERSION in kernels/libraries.py, so that a library left over from an older install is not used.
-BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 13; }
+BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 14; }
 
 // Makes the pool of threads that every other function takes; null if it cannot be made.
 BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
@@ -280,6 +280,13 @@ BLOCKRELAY_EXPORT int32_t blockrelay_multiply(void* pool, const uint8_t* u, cons
   }
 }
 
+// Sets the least number of rows for which int8 matmuls use tiles; does nothing in builds without them.
+BLOCKRELAY_EXPORT void blockrelay_tiles_from([[maybe_unused]] void* pool, [[maybe_unused]] int64_t rows) {
+#if defined(BLOCKRELAY_TILES)
+  tiles_from.store(rows, std::memory_order_relaxed);
+#endif
+}
+
 BLOCKRELAY_EXPORT int32_t blockrelay_sample(void* pool, void* rows, int64_t count, int64_t* ids, double* logprobs,
                                             int64_t width) {
   StandardRounding rounding;
@@ -300,7 +307,11 @@ BLOCKRELAY_EXPORT int32_t blockrelay_read_all(void* pool, const uint8_t* p, int6
 // Makes multiply-adds of bytes, or of float32 if `floats`, in the registers of all threads; writes their number to `made`.
 BLOCKRELAY_EXPORT int32_t blockrelay_multiply_adds(void* pool, int64_t steps, int32_t floats, double* made) {
   Pool& threads = *static_cast<Pool*>(pool);
+#if defined(BLOCKRELAY_TILES)
+  *made = floats ? multiply_adds<FloatUnit>(threads, steps) : tile_multiply_adds(threads, steps);
+#else
   *made = floats ? multiply_adds<FloatUnit>(threads, steps) : multiply_adds<ByteUnit>(threads, steps);
+#endif
   return kOk;
 }
 

@@ -10,6 +10,7 @@
 #include "vnni.h"
 #if defined(__AVX512VNNI__)
 #include "matmul_avx512vnni.h"
+#include "matmul_tiles.h"
 #elif defined(BLOCKRELAY_VNNI)
 #include "matmul_avxvnni.h"
 #elif defined(__aarch64__)
@@ -37,6 +38,11 @@ inline MultiplyPanel multiplier(const RowGroup& group) {
 
 // Multiplies u [R,K] uint8 by w into y [R,N], R >= 1. Returns false when there is no memory. Throws std::bad_alloc.
 inline bool multiply(Pool& pool, const uint8_t* u, int64_t rows, const PackedWeights& w, float* y) {
+  const bool streamed = kStreams && rows * w.columns * int64_t(sizeof(float)) > kStreamed && w.columns % kPanel == 0 &&
+                        reinterpret_cast<uintptr_t>(y) % 64 == 0;
+#if defined(BLOCKRELAY_TILES)
+  if (by_tiles(rows, w)) return multiply_by_tiles(pool, u, rows, w, y, streamed);
+#endif
   const int64_t steps = w.steps(), group_count = (rows + kGroup - 1) / kGroup;
   const bool in_place = rows <= kInPlace && w.depth % kDepth == 0;
   RowWord* arranged = nullptr;
@@ -45,8 +51,6 @@ inline bool multiply(Pool& pool, const uint8_t* u, int64_t rows, const PackedWei
     arranged = reinterpret_cast<RowWord*>(scratch(size_t(words) * sizeof(RowWord) / sizeof(float)));
     if (!arranged) return false;
   }
-  const bool streamed = kStreams && rows * w.columns * int64_t(sizeof(float)) > kStreamed && w.columns % kPanel == 0 &&
-                        reinterpret_cast<uintptr_t>(y) % 64 == 0;
   std::vector<RowGroup> groups;
   for (int64_t g = 0; g < group_count; g++) {
     const int64_t first = rows * g / group_count, end = rows * (g + 1) / group_count;

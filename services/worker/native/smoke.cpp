@@ -239,9 +239,11 @@ bool shared_attention_agrees(const Pools& pools) {
   return ok && same(out[0], out[1]);
 }
 
-// Compares matmuls of random sizes with their definition.
-bool products_agree(const Pools& pools) {
-  const int64_t rows = between(1, 40), depth = between(1, between(0, 1) ? 70 : 700), columns = between(1, 150);
+// Compares matmuls of random sizes with their definition. `whole`: the depth is one that tiles take.
+bool products_agree(const Pools& pools, bool whole) {
+  const int64_t rows = between(1, whole ? 100 : 40), columns = between(1, 150);
+  const int64_t depth = whole ? 64 * between(1, 5) : between(1, between(0, 1) ? 70 : 700);
+  blockrelay_tiles_from(pools.one, between(1, 20));
   Buffer<uint8_t> u(static_cast<size_t>(rows * depth));
   Buffer<int8_t> q(static_cast<size_t>(depth * columns));
   const bool extreme = between(0, 2) == 0;
@@ -368,8 +370,8 @@ int main() {
   const Pools pools;
   for (int round = 0; round < 15; round++) {
     const bool ok = rows_agree(pools) && program_agrees(pools) && attention_agrees<Half>(pools, Half{kHalfNan}) &&
-                    attention_agrees<float>(pools, nan()) && products_agree(pools) &&
-                    group_products_agree(pools) && sampling_agrees(pools);
+                    attention_agrees<float>(pools, nan()) && products_agree(pools, false) &&
+                    products_agree(pools, true) && group_products_agree(pools) && sampling_agrees(pools);
     if (!ok) {
       std::printf("round %d differs\n", round);
       return 1;

@@ -4,8 +4,10 @@
 """
 
 import ctypes
+import logging
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +20,11 @@ from blockrelay.extras import checkout
 
 #: Bits of the result of `blockrelay_cpu_features`.
 AVX2, AVX512, VNNI, TILES, AVX_VNNI, SDOT, SMMLA = 1, 2, 4, 8, 16, 32, 64
-#: CPU features that each variant needs, fastest variant first. None needs TILES (AMX).
+#: CPU features that each variant needs, fastest variant first.
 ISAS: Final = {
     "i8mm": SDOT | SMMLA,
     "dotprod": SDOT,
+    "amx": AVX2 | AVX512 | VNNI | TILES,
     "avx512vnni": AVX2 | AVX512 | VNNI,
     "avxvnni": AVX2 | AVX_VNNI,
     "avx512": AVX2 | AVX512,
@@ -30,10 +33,16 @@ ISAS: Final = {
 }
 
 #: Version of the functions' arguments and numbers; to be raised together with the one in kernels.h.
-LIBRARY_VERSION: Final = 13
+LIBRARY_VERSION: Final = 14
 
+_log = logging.getLogger(__name__)
 FOLDER: Final = Path(__file__).parent
 COMPILERS: Final = ("c++", "g++", "clang++")
+
+
+#: Seconds that the trial of tiles may take, in a process of its own.
+_TRIAL_S = 30.0
+_TRIAL = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).blockrelay_try_tiles() != 1)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +83,30 @@ def library(isa: str) -> Library:
 
 @cache
 def cpu_features() -> int:
-    """Returns the features of this CPU and operating system, as bits; 0 if the `baseline` kernels are missing."""
+    """Returns the features of this CPU and operating system, as bits; 0 if the `baseline` kernels are missing.
+
+    TILES is among them if this process may use tiles. Where our kernels for them are installed, a trial in another
+    process must have given the right sums: some machines say that they have tiles, and end who uses them.
+    """
     baseline = library("baseline").path
-    return 0 if baseline is None else int(ctypes.CDLL(str(baseline)).blockrelay_cpu_features())
+    features = 0 if baseline is None else int(ctypes.CDLL(str(baseline)).blockrelay_cpu_features())
+    tiles = library("amx").path if features & TILES else None
+    return features & ~TILES if tiles is not None and not tiles_work(tiles) else features
+
+
+def tiles_work(path: Path) -> bool:
+    """Returns whether the shared object at `path`, of the variant `amx`, multiplies two tiles right on this machine.
+
+    A process of its own tries, because it may end by SIGILL. A failure is logged.
+    """
+    trial = [sys.executable, "-S", "-c", _TRIAL, str(path)]
+    try:
+        status = subprocess.run(trial, stdin=subprocess.DEVNULL, check=False, timeout=_TRIAL_S).returncode
+    except subprocess.TimeoutExpired:
+        status = None
+    if status != 0:
+        _log.warning("the CPU says that it has AMX tiles, and a trial of them failed (%s): VNNI serves", status)
+    return status == 0
 
 
 def isas_for(features: int) -> tuple[str, ...]:
@@ -96,7 +126,7 @@ def supported_isas() -> tuple[str, ...]:
 
 
 def has_tiles() -> bool:
-    """Returns whether the CPU has AMX, which only ONNX Runtime uses, for int8 matmuls."""
+    """Returns whether the CPU has AMX tiles that this process may use: ONNX Runtime's int8 matmuls use them too."""
     return bool(cpu_features() & TILES)
 
 

@@ -5,6 +5,7 @@ This module passes pointers on. ctypes releases the interpreter lock during a ca
 
 import ctypes
 import os
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,15 @@ _D = ctypes.c_double
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
 
+#: The shared objects whose use of tiles is settled, each with the id of the process.
+_settled: set[tuple[Path, int]] = set()
+#: More rows than any batch has: no tiles.
+NO_TILES: Final = 1 << 40
+#: The matrix on which tiles are measured, the numbers of rows, and how often: 4 MB of weights, as one layer has.
+_TILE_SHAPE: Final = (2048, 2048)
+_TILE_ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
+_TILE_ROUNDS: Final = 5
+
 # Result and argument types of each function, as in kernels.h.
 _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "open": (_P, [_INT]),
@@ -42,6 +52,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "multiply_groups": (_INT, [_P] * 5 + [_LONG] * 3),
     "pack_weights": (None, [_P, _P, _LONG, _LONG, _P, _P]),
     "multiply": (_INT, [_P] * 6 + [_LONG] * 3),
+    "tiles_from": (None, [_P, _LONG]),
     "sample": (_INT, [_P, _P, _LONG, _P, _P, _LONG]),
     "read_all": (_INT, [_P, _P, _LONG, _P]),
     "multiply_adds": (_INT, [_P, _LONG, _INT, _P]),
@@ -85,6 +96,35 @@ def _runner(path: Path) -> Runner:
     return Runner(functions["run"], invokers, formats)
 
 
+def settle_tiles(kernels: Kernels) -> int:
+    """Has the variant `amx` use tiles from the number of rows on from which they are faster here, and returns it.
+
+    It measures them beside VNNI, which shares their weights, on one matrix: about 0.1 s. NO_TILES: they never are.
+    """
+    chance = np.random.default_rng(1)
+    q: I8 = chance.integers(-127, 128, _TILE_SHAPE, np.int8)
+    multiply = channel_matmul(kernels, q, np.ones(_TILE_SHAPE[1], np.float32))
+
+    def seconds(rows: int, tiles_from: int) -> float:
+        u: U8 = chance.integers(0, 256, (rows, _TILE_SHAPE[0]), np.uint8)
+        out = np.empty((rows, _TILE_SHAPE[1]), np.float32)
+        kernels.call("tiles_from", tiles_from)
+        times: list[float] = []
+        for _ in range(_TILE_ROUNDS):
+            began = time.perf_counter()
+            multiply(u, out)
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    chosen = NO_TILES
+    for rows in reversed(_TILE_ROWS):
+        if seconds(rows, 1) > seconds(rows, NO_TILES):
+            break
+        chosen = rows
+    kernels.call("tiles_from", chosen)
+    return chosen
+
+
 @final
 class NativeKernels(Kernels):
     """`Kernels` in C++, with the same bits as `ReferenceKernels` for any number of threads."""
@@ -109,6 +149,9 @@ class NativeKernels(Kernels):
         self._pool = _pool(path, threads, os.getpid())
         self._runner = _runner(path)
         self._recording: list[KernelCall] | None = None
+        if isa == "amx" and (key := (path, os.getpid())) not in _settled:
+            _settled.add(key)
+            settle_tiles(self)
 
     def matmul(self, q: I8, scale: F32) -> Linear:
         """Makes the w8a8 matmul with weights q [K,N] and column scales [N]. Needs `has_matmul`.

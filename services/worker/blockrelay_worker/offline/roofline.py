@@ -4,8 +4,8 @@ Measured in one run: what memory gives (read by all threads), the multiply-adds 
 registers, and the steps of each case. A block needs the longer one of two times: that to read its weights and the keys
 and values that it attends to, and that of its multiply-adds. Prints one JSON object, or tables.
 
-The byte unit is that of the w8a8 kernels. ONNX Runtime's AMX tiles, which serve many rows where a CPU has them, are
-faster, and so are w4a8's products on CPUs without VNNI.
+The byte unit is that of the w8a8 kernels: AMX tiles, where the CPU has them. w4a8's products are faster on CPUs without
+VNNI, and use no tiles.
 """
 
 import json

@@ -1,8 +1,8 @@
 """A w8a8 linear layer with two backends, our kernels and ONNX Runtime, chosen by the number of rows.
 
-Both give the same bits (`linears`). On CPUs with AMX, ONNX Runtime is faster for many rows, since it uses their tiles,
-and our kernels for few rows, since they read the weights faster. A measurement finds the number of rows that divides
-them.
+Both give the same bits (`linears`). On CPUs with AMX both use its tiles for many rows, and ONNX Runtime may be faster
+there; our kernels are for few rows, since they read the weights faster. A measurement finds the number of rows that
+divides them.
 """
 
 import time
