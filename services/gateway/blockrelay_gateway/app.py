@@ -79,8 +79,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     if settings.metrics_port is not None:
         routes = [route for route in routes if getattr(route, "path", None) != ops_routes.METRICS]
     app.add_middleware(Targets, routes=[*app.routes, *routes], responder=gateway.responder)
-    app.add_middleware(ConnectionLimit, max_connections=settings.max_connections, responder=gateway.responder)
     app.add_middleware(RefusedUnread, cells=gateway.cells, settings=settings, responder=gateway.responder)
+    app.add_middleware(ConnectionLimit, max_connections=settings.max_connections, responder=gateway.responder)
     app.add_middleware(Authentication, ring=ring, responder=gateway.responder)
     # The last one added is the first to run.
     app.add_middleware(OptionsResponder, routes=[*app.routes, *routes])

