@@ -43,6 +43,9 @@ _MAX_MANIFEST_BYTES = 64 << 20
 #: in the manifest, because a model is the same wherever it lies.
 ONNX_FOLDER_NAME = "onnx_folder"
 _MAX_PATH_BYTES = 1 << 12
+#: Norms whose weights a rotated block has in the linear layers behind them. Ones are left, or powers of two after
+#: calibration.
+FOLDED_NORMS = {"norm_attention", "norm_mlp", "norm_final"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +166,8 @@ def open_block_folder(
     for block in manifest.blocks:
         if block.file not in unread and in_groups(manifest.precision_of(block.index)):
             _check_groups(folder, block.index)
+        if block.file not in unread and manifest.basis == "rotated":
+            _check_rotated(folder, block.index)
     return folder
 
 
@@ -172,6 +177,15 @@ def _check_groups(folder: BlockFolder, index: int) -> None:
         if name.endswith((".gs", ".gm")) and not np.isfinite(tensor).all():
             path = folder.root / folder.manifest.block(index).file
             raise BlockFolderError(f"{path}: tensor {name} holds values that are not finite")
+
+
+def _check_rotated(folder: BlockFolder, index: int) -> None:
+    """Raises BlockFolderError for a block that is not rotated: its norms are other numbers than powers of two."""
+    tensors = folder.tensors(index)
+    for name in FOLDED_NORMS & tensors.keys():
+        if not (np.frexp(np.abs(tensors[name]))[0] == 0.5).all():
+            path = folder.root / folder.manifest.block(index).file
+            raise BlockFolderError(f"{path}: not rotated, as the others of its folder: convert the model again")
 
 
 def _convert(checkpoint: Path | str) -> str:

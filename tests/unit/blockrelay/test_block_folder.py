@@ -52,6 +52,21 @@ def test_a_whole_folder_opens_and_gives_its_tensors_read_only(original: Path) ->
     assert folder.chat_template() == CHAT_TEMPLATE
 
 
+def test_a_block_of_another_basis_is_refused_though_its_hash_is_in_the_manifest(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", seed=1, num_hidden_layers=2, hidden_size=32, intermediate_size=96)
+    for name, precision in (("rotated", "w8a8"), ("original", "w8a8,block_3=fp32")):
+        convert(checkpoint, tmp_path / name, precision=precision, report=lambda *_: None, answers=False)
+        assert open_block_folder(tmp_path / name, known_answers=False).manifest.basis == name
+    rotated, other = (tmp_path / name / "blocks/block_2.bin" for name in ("rotated", "original"))
+    before, after = (hashlib.sha256(each.read_bytes()).hexdigest() for each in (rotated, other))
+    shutil.copy(other, rotated)
+    manifest = tmp_path / "rotated/manifest.json"
+    manifest.write_text(manifest.read_text().replace(before, after))
+    with pytest.raises(BlockFolderError, match=r"block_2\.bin: not rotated, as the others of its folder: convert the "):
+        open_block_folder(tmp_path / "rotated", known_answers=False)
+    open_block_folder(tmp_path / "rotated", known_answers=False, blocks=[1, 3])  # not for a stage without it
+
+
 @pytest.mark.parametrize("part", ["gs", "gm"])
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_a_group_of_weights_that_is_not_finite_is_refused_by_tensor(tmp_path: Path, part: str, value: float) -> None:
