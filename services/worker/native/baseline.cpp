@@ -32,8 +32,8 @@ static bool tiles_permitted() {
 #endif
 
 // Features of this CPU and its operating system, as bits: 1 AVX2, FMA and F16C; 2 AVX-512 F, BW, VL and DQ;
-// 4 AVX512-VNNI; 8 AMX tiles of int8, which this process may use now; 16 AVX-VNNI; 32 SDOT and 64 SMMLA of ARM. kernels/libraries.py chooses the variant
-// by them.
+// 4 AVX512-VNNI; 8 AMX tiles of int8, which this process may use now; 16 AVX-VNNI; 32 SDOT and 64 SMMLA of ARM.
+// kernels/libraries.py chooses the variant by them.
 BLOCKRELAY_EXPORT uint32_t blockrelay_cpu_features() {
 #if defined(__x86_64__)
   __builtin_cpu_init();

@@ -12,10 +12,9 @@
 
 namespace blockrelay {
 
-constexpr int kTiledRows = 2 * kAmxRows;       // rows of a group
-constexpr int kTiledDepth = kAmxBytes;         // k of a step
-constexpr int64_t kTiledWeights = 512 << 10;    // most bytes of panels that a thread takes at once: they stay in its L2
-constexpr int64_t kNever = INT64_MAX;
+constexpr int kTiledRows = 2 * kAmxRows;      // rows of a group
+constexpr int kTiledDepth = kAmxBytes;        // k of a step
+constexpr int64_t kTiledWeights = 512 << 10;  // most bytes of panels that a thread takes at once: they stay in its L2
 
 // The least number of rows for which tiles serve; kernels/native.py measures it at start.
 inline std::atomic<int64_t> tiles_from{kAmxRows};

@@ -45,7 +45,7 @@ ONNX_FOLDER_NAME = "onnx_folder"
 _MAX_PATH_BYTES = 1 << 12
 #: Norms whose weights a rotated block has in the linear layers behind them. Ones are left, or powers of two after
 #: calibration.
-FOLDED_NORMS = {"norm_attention", "norm_mlp", "norm_final"}
+_FOLDED_NORMS = {"norm_attention", "norm_mlp", "norm_final"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ def _check_groups(folder: BlockFolder, index: int) -> None:
 def _check_rotated(folder: BlockFolder, index: int) -> None:
     """Raises BlockFolderError for a block that is not rotated: its norms are other numbers than powers of two."""
     tensors = folder.tensors(index)
-    for name in FOLDED_NORMS & tensors.keys():
+    for name in _FOLDED_NORMS & tensors.keys():
         if not (np.frexp(np.abs(tensors[name]))[0] == 0.5).all():
             path = folder.root / folder.manifest.block(index).file
             raise BlockFolderError(f"{path}: not rotated, as the others of its folder: convert the model again")

