@@ -73,12 +73,21 @@ class TestTokens:
             assert cell.accept(f"req-{i}", tenant="ada", limits=self.LIMITS).status == "OK"
             cell.scripts.run(calls.finish(f"req-{i}", "cancelled"))
 
-    def test_what_has_begun_costs_all_of_it(self, cell: Cell) -> None:
+    @pytest.mark.parametrize("end", ["stop", "cancelled"])
+    def test_what_has_begun_costs_its_prompt_and_what_it_has_generated(self, cell: Cell, end: str) -> None:
         name = worker(cell)
         for i in range(5):
-            cell.begin(name, request_id=f"req-{i}", tenant="ada", limits=self.LIMITS)
-            cell.scripts.run(calls.finish(f"req-{i}", "cancelled"))
-        assert refused(cell, tenant="ada", limits=self.LIMITS).status == "TOKENS"
+            run = cell.begin(name, [1, 2], request_id=f"req-{i}", tenant="ada", limits=self.LIMITS)
+            if end == "stop":
+                cell.commit(run, 2, [], end="stop")
+            else:
+                cell.scripts.run(calls.finish(f"req-{i}", "cancelled"))
+        assert self.bucket(cell, "ada")[0] == pytest.approx(60 - 5 * (3 + 2), abs=1)
+
+    def test_what_is_generated_beyond_what_was_charged_is_charged_at_the_end(self, cell: Cell) -> None:
+        run = cell.begin(worker(cell), [1, 2, 3], tenant="ada", limits=self.LIMITS, expected_tokens=1)
+        cell.commit(run, 3, [4], end="stop")
+        assert self.bucket(cell, "ada")[0] == pytest.approx(60 - (3 + 4), abs=1)
 
     @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(

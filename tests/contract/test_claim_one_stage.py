@@ -1,5 +1,6 @@
 """CLAIM by a worker of the whole model: bounded by the pages that are free now instead of by reservations."""
 
+from blockrelay.protocol.constants import MAX_DRAFTS, PAGE_TOKENS
 from tests.support.cell import Cell, body
 
 
@@ -39,9 +40,8 @@ def test_what_fits_nobody_does_not_hold_up_what_comes_after_it(cell: Cell) -> No
 
 
 def test_what_fits_no_later_stage_does_not_hold_up_what_comes_after_it(cell: Cell) -> None:
-    cell.accept("large", need=5)
-    cell.accept("small", need=3)
-    cell.accept("next", need=2)
+    for name, pages in (("large", 5), ("small", 3), ("next", 2)):
+        cell.accept(name, need=pages, content=body(list(range(PAGE_TOKENS * pages - MAX_DRAFTS - 1))))
     first, _ = cell.worker("a", stage=0, pages=20), cell.worker("b", stage=1, pages=4)
     assert [c.request_id for c in cell.claim(first)] == ["small"], "the next one waits for room, and has its turn"
     cell.worker("c", stage=1, pages=9)

@@ -116,7 +116,7 @@ class TestClaim:
     def test_pages_are_reserved_on_every_stage_and_bound_what_is_claimed(self, cell: Cell) -> None:
         first, last = cell.worker("a", stage=0, pages=100), cell.worker("b", stage=1, pages=5)
         for i in range(3):
-            cell.accept(f"req-{i}", need=2)
+            cell.accept(f"req-{i}", need=2, content=body(list(range(20))))
         assert len(cell.claim(first)) == 2
         assert (cell.reserved(first), cell.reserved(last)) == (4, 4)
         assert cell.queued() == ["req-2"]

@@ -32,6 +32,8 @@ class Rules:
     steps_are_compared: bool = True
     queue_is_fair: bool = True
     claim_reserves: bool = True
+    commit_reserves_more: bool = True
+    growing_takes_from_the_youngest: bool = True
     claim_skips_what_fits_nowhere: bool = True
     commit_compares_positions: bool = True
     commit_sees_gaps: bool = True

@@ -70,13 +70,16 @@ CONFIGURATIONS = (
     ),
     Configuration(
         "reservation",
-        "requests whose prompts do not fit beside each other on two stages; one that fits nowhere",
+        "requests whose prompts, or whose tokens, do not fit beside each other on two stages; one that fits nowhere",
         (
             Bounds(workers=1, requests=2, room=2, pages=4),
             Bounds(workers=1, requests=2, room=2, tokens=1, pages=4, needs=(9, 3)),
+            Bounds(workers=1, requests=2, room=2, prompt=1, tokens=3, pages=4),
         ),
         (
             Bounds(workers=1, requests=3, room=3, pages=8),
+            Bounds(workers=1, requests=3, room=3, prompt=1, tokens=3, pages=7),
+            Bounds(workers=1, requests=2, room=2, prompt=1, tokens=3, pages=5, faults=Budget(kill=1)),
             Bounds(workers=1, requests=2, room=2, pages=4, faults=Budget(kill=1)),
         ),
     ),

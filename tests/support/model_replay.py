@@ -153,9 +153,10 @@ class Replay:
         prior: int = 0,
         body: tuple[int, ...] = (),
     ) -> tuple[str, int]:
-        params = {"max_tokens": pages_needed * UNIT - 1}
+        prompt = self.bounds.prompt
+        params = {"max_tokens": pages_needed * UNIT - prompt}
         content = RequestBody(
-            prompt=np.array([1], np.int32),
+            prompt=np.arange(prompt, dtype=np.int32),
             params=params,
             logits="last" if step else "none",
             exact=request in self.bounds.exact,

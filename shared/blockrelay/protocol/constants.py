@@ -2,6 +2,9 @@
 
 #: Tokens of a KV page. The kernels' number too: it decides bits (`blockrelay_worker.kernels.specification`).
 PAGE_TOKENS = 16
+#: Draft tokens that a run has in a step at most. A run of several stages reserves KV pages for as many behind its known
+#: tokens.
+MAX_DRAFTS = 8
 #: Most workers of a cell; a further one waits for a place. Scripts read the whole registry, so this bounds their time.
 MAX_WORKERS = 1024
 #: Defaults for a cell without published settings: seconds that a finished request can be read, and milliseconds
@@ -24,6 +27,7 @@ QUARANTINE_S = 600
 #: Constants that every script begins with, by their names in Lua.
 LUA = {
     "PAGE_TOKENS": PAGE_TOKENS,
+    "MAX_DRAFTS": MAX_DRAFTS,
     "MAX_WORKERS": MAX_WORKERS,
     "RETENTION_S": RETENTION_S,
     "DEAD_AFTER_MS": DEAD_AFTER_MS,

@@ -30,7 +30,9 @@ from blockrelay.protocol.plan import Device
 from blockrelay.protocol.sampling_params import SamplingParams
 
 Verdict = Literal["OK", "LOST", "DIVERGED", "GAP", "EXPIRED"]
-RerunReason = Literal["death", "drain", "gpu_error", "missing_pages", "no_inbox", "restart", "forgotten", "stalled"]
+RerunReason = Literal[
+    "death", "drain", "gpu_error", "missing_pages", "preempted", "no_inbox", "restart", "forgotten", "stalled"
+]  # fmt: skip
 EndReason = Literal["stop", "length", "tensor", "cancelled", "expired", "error"]
 Logits = Literal["none", "last", "all"]
 #: A request's fallback when its GPU fails. "allow": a CPU continues from the KV pages that were copied off the device.

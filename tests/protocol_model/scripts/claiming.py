@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from tests.protocol_model.bounds import Bounds
 from tests.protocol_model.data import Record, Redis
-from tests.protocol_model.scripts.queueing import advance, end, enqueue, promote, unqueue, with_
+from tests.protocol_model.scripts.queueing import advance, end, enqueue, known_pages, promote, unqueue, with_
 from tests.protocol_model.scripts.serving import find_route, fits_nowhere, has_gpu, served, takes
 
 LARGE = 1 << 30
@@ -62,7 +62,8 @@ def claim(
         quarantined = 0 < b.quarantine_after <= record.deaths and record.deaths_at == len(record.log)
         if any(c.quarantined for c in answer) or (quarantined and answer):  # it comes alone
             break
-        pages_reserved, now = record.pages_needed, b.prompt + len(record.log) + 1
+        now = min(record.pages_needed, known_pages(b, record))
+        pages_reserved = now
         if b.stages == 1:
             if record.pages_needed > mine.pages:
                 if b.rules.claim_skips_what_fits_nowhere:
@@ -74,7 +75,7 @@ def claim(
         reserve = pages_reserved if b.rules.claim_reserves else 0
         if b.rules.denied_wait and not all(has_gpu(b, redis, me, stage, beating) for stage in record.denied):
             continue
-        route = find_route(b, redis, me, reserve, beating, latest, pure, record.failed)
+        route = find_route(b, redis, me, reserve, beating, latest, pure, record.failed, record.pages_needed)
         if not route:
             if b.rules.claim_skips_what_fits_nowhere and fits_nowhere(b, redis, me, record.pages_needed, beating, pure):
                 continue

@@ -32,6 +32,34 @@ def release(b: Bounds, redis: Redis, request: int) -> Redis:
     return redis
 
 
+def known_pages(b: Bounds, record: Record) -> int:
+    """Pages of the prompt, the tokens so far and the next one."""
+    return b.prompt + len(record.log) + 1
+
+
+def grow(b: Bounds, redis: Redis, request: int) -> Redis:
+    """`grow` of the prelude: reserve more pages for a run of several stages, and take them from the youngest where too
+    few are free; a run that is the youngest itself gives way."""
+    record = redis.requests[request]
+    assert record is not None
+    lacking = min(record.pages_needed, known_pages(b, record)) - record.pages_reserved
+    if lacking <= 0 or not b.rules.commit_reserves_more:
+        return redis
+    for worker in record.route:
+        while (w := redis.worker(worker)) is not None and w.pages - w.reserved < lacking:
+            if not b.rules.growing_takes_from_the_youngest:
+                break
+            youngest = max(w.on)  # requests are numbered in the order in which they were accepted
+            redis = again(b, redis, youngest, "preempted")
+            if youngest == request:
+                return redis
+    for worker in record.route:
+        w = redis.worker(worker)
+        if w is not None and request in w.on:
+            redis = redis.with_worker(worker, w._replace(reserved=w.reserved + lacking))
+    return redis.with_request(request, record._replace(pages_reserved=record.pages_reserved + lacking))
+
+
 def unqueue(b: Bounds, redis: Redis, request: int) -> Redis:
     if not b.rules.end_unqueues:
         return redis
@@ -116,7 +144,8 @@ def again(
         record = record._replace(missing_pages=min(record.missing_pages + 1, 2))
     if failed >= 0:
         record = _failed(b, request, record, failed)
-    blameless = reason == "drain" or nearer or (reason == "death" and tried is not None and tried != request)
+    blameless = reason in ("drain", "preempted") or nearer
+    blameless = blameless or (reason == "death" and tried is not None and tried != request)
     if reason == "death" and not blameless and b.quarantine_after:
         deaths = min(deaths + 1, b.quarantine_after)
         quarantine_deaths += tried is not None

@@ -67,10 +67,11 @@ def has_gpu(b: Bounds, redis: Redis, me: int, stage: int, beating: Sequence[int]
 
 def find_route(
     b: Bounds, redis: Redis, me: int, reserve: int, beating: Sequence[int], latest: bool, pure: bool = False,
-    failed: Sequence[int] = (),
+    failed: Sequence[int] = (), pages_needed: int = 0,
 ) -> tuple[int, ...]:  # fmt: skip
-    """A worker for every stage, me at the front; empty when some stage has no live worker with room. `pure`: none that
-    varies. A stage that has a GPU waits for it, one in `failed` for a CPU if it has one."""
+    """A worker for every stage, me at the front; empty when some stage has no live worker with room for `reserve` pages
+    now and a pool for all that are needed. `pure`: none that varies. A stage that has a GPU waits for it, one in
+    `failed` for a CPU if it has one."""
     route: list[int] = []
     if b.numerics(me) not in may_follow(b, redis, me, beating, pure):
         return ()
@@ -80,7 +81,9 @@ def find_route(
         preferred = [worker for worker in there if b.is_gpu(worker) != (stage in failed)]
         for worker in preferred or there:
             w = redis.worker(worker)
-            if w is None or w.inbox is None or worker not in beating or w.pages - w.reserved < reserve:
+            if w is None or w.inbox is None or worker not in beating:
+                continue
+            if w.pages - w.reserved < reserve or w.pages < pages_needed:
                 continue
             if best is None or len(w.on) < best[0] or (latest and len(w.on) == best[0]):
                 best = (len(w.on), worker)

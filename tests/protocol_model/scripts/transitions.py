@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tests.protocol_model.bounds import Bounds
 from tests.protocol_model.data import Commit, NextJob, Record, Redis, Session, WorkerRecord
-from tests.protocol_model.scripts.queueing import again, end, enqueue, promote, queue_up, with_, without
+from tests.protocol_model.scripts.queueing import again, end, enqueue, grow, promote, queue_up, with_, without
 from tests.protocol_model.scripts.serving import served
 
 
@@ -75,6 +75,10 @@ def _commit_one(b: Bounds, redis: Redis, item: Commit, overdue: Sequence[int]) -
     if item.end:
         redis = end(b, redis, request, item.end)
     elif len(record.route) > 1 and fresh:
+        redis = grow(b, redis, request)
+        grown = redis.requests[request]
+        if grown is None or grown.state != "running":
+            return redis, "OK"  # it gave way
         first = redis.worker(record.route[0])
         if first is not None and first.inbox is not None:
             job = NextJob(request, item.run, item.position, item.tokens)

@@ -35,12 +35,13 @@ def receives(b: Bounds, state: State, slot: int, me: Process) -> Steps:
         yield f"{name}: seen before", state, False
         return
     table = put(me.table, run)
-    missing = segment.first > run.computed or (b.rules.sequence_is_checked and segment.sequence > run.sequence)
-    if missing or pages(table) - run.computed + segment.end > b.pool(me.id):
+    if segment.first > run.computed or (b.rules.sequence_is_checked and segment.sequence > run.sequence):
         lacked = run.computed if b.handover and segment.sequence == 0 and segment.first > run.computed else -1
         again = rerun(b, state, slot, segment.request, segment.run, "missing_pages", found=lacked)
         yield f"{name}: a hole", again, False
         return
+    if pages(table) - run.computed + segment.end > b.pool(me.id):
+        return  # waits until runs that have ended, or gave way, are forgotten here
     before = run.computed
     run = run._replace(computed=segment.end, sequence=run.sequence + 1)
     if b.handover:

@@ -1,11 +1,13 @@
 """The model is about our scripts: random walks through it, step by step beside a real server."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from blockrelay.protocol.constants import MAX_QUARANTINE_DEATHS, QUARANTINE_AFTER
+from blockrelay.protocol.constants import LUA, MAX_QUARANTINE_DEATHS, QUARANTINE_AFTER
+from blockrelay.protocol.transitions.source import source
 from tests.protocol_model.bounds import Bounds
 from tests.protocol_model.data import Budget, State
 from tests.protocol_model.explorer import Step
@@ -30,6 +32,9 @@ WALKS = {
     ),
     "tight pools": replace(
         REAL, workers=1, requests=3, room=2, pages=7, needs=(4, 9, 3), faults=Budget(kill=2, stalled=2, cancel=1)
+    ),
+    "growing runs": replace(
+        REAL, workers=1, requests=4, room=3, prompt=1, tokens=4, pages=8, faults=Budget(kill=1, stalled=1, cancel=1)
     ),
     "poison": replace(
         REAL, stages=1, requests=3, room=2, tenants=(0, 0, 1), poison=frozenset({0}), faults=Budget(kill=1, cancel=1)
@@ -70,6 +75,16 @@ WALKS = {
     ),
 }  # fmt: skip
 STEPS = 80
+
+
+@pytest.fixture(autouse=True)
+def pages_of_one_token(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Scripts for which a page holds one token, as in the model, and which count no drafts."""
+    monkeypatch.setitem(LUA, "PAGE_TOKENS", 1)
+    monkeypatch.setitem(LUA, "MAX_DRAFTS", 0)
+    source.cache_clear()
+    yield
+    source.cache_clear()
 
 
 @pytest.mark.parametrize("seed", range(3))

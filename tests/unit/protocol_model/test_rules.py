@@ -30,6 +30,8 @@ NOTICED = {
     "steps_are_compared": ("sessions", "I10"),
     "queue_is_fair": ("queue", "I11"),
     "claim_reserves": ("reservation", "hangs"),
+    "commit_reserves_more": ("reservation", "hangs"),
+    "growing_takes_from_the_youngest": ("reservation", "I4"),
     "claim_skips_what_fits_nowhere": ("reservation", "hangs"),
     "commit_compares_positions": ("pipeline", "I1"),
     "commit_sees_gaps": ("pipeline", "I1"),

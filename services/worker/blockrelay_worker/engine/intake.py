@@ -93,8 +93,9 @@ class Intake:
         """Returns the run that a segment of `message` belongs to, with KV pages for its rows; or why there is none.
 
         "drop": the run is not current, has ended, or the message came before. "rerun": an earlier message or a KV
-        page is missing (pages of ended runs may still be held), or the rows lie in a published page. "later": the page
-        store is loading the pages before these rows. For later stages only. If the request's record cannot be decoded,
+        page is missing, or the rows lie in a published page. "later": the page store is loading the pages before these
+        rows; or the pages that were reserved for them are still held by runs whose end is not known here yet. For later
+        stages only. If the request's record cannot be decoded,
         the request ends with an error: "drop". Waits for Redis if the run is not in the table; raises Stopping when the
         process should end meanwhile.
         """
@@ -112,8 +113,10 @@ class Intake:
         end = segment.position + len(segment.token_ids)
         if segment.sequence > run.later.expected or segment.position > run.computed:
             return "rerun"
-        if segment.position < run.kv.published * PAGE or not self._table.grow(run, end):
+        if segment.position < run.kv.published * PAGE:
             return "rerun"
+        if not self._table.grow(run, end):
+            return "later"
         run.receive(segment.position, segment.token_ids)
         run.later.expected += 1
         run.later.block_seconds, run.later.gpu_blocks = message.block_seconds, message.gpu_blocks

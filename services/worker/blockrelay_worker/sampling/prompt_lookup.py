@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from blockrelay.protocol.constants import MAX_DRAFTS
+
 #: Lengths (in tokens) of the n-grams that are looked up, longest first. Single tokens match too much and draft badly.
 GROUPS = (4, 3, 2)
-#: Maximum number of draft tokens of one run in one step.
-MAX_DRAFTS = 8
 #: Last positions that a run's index covers, up to twice as many; and the maximum that one step adds to it.
 INDEXED, INDEXED_AT_ONCE = 2048, 256
 #: Positions per chunk of a search without index.

@@ -15,6 +15,7 @@ from blockrelay.protocol.transitions import calls
 from blockrelay_worker.engine.intake import Intake
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
+from blockrelay_worker.kernels.specification import PAGE
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.runs.run import Run
@@ -80,6 +81,18 @@ def test_a_body_that_cannot_be_read_ends_its_request_alone(cell: Cell, intake: I
     assert intake.segment(*first_rows("req-1", run.run_id)) == "drop"
     (end,) = cell.log("req-1")
     assert isinstance(end, EndEntry) and end.meta["code"] == "wire"
+
+
+def test_rows_wait_while_a_run_whose_end_is_not_known_here_holds_their_pages(cell: Cell, w8a8: BlockFolder) -> None:
+    intake, table = intake_of(w8a8, links_of(cell))
+    cell.accept("req-1")
+    cell.accept("req-2")
+    first, second = cell.claim("a")
+    run = intake.segment(*first_rows("req-1", first.run_id))
+    assert isinstance(run, Run) and table.grow(run, table.pool.pages * PAGE)
+    assert intake.segment(*first_rows("req-2", second.run_id)) == "later"
+    table.drop("req-1", first.run_id)
+    assert isinstance(intake.segment(*first_rows("req-2", second.run_id)), Run)
 
 
 def test_rows_of_a_step_come_behind_the_pages_of_the_steps_before_or_say_how_many_there_are(

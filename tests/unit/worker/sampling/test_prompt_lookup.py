@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockrelay.protocol.constants import MAX_DRAFTS
 from blockrelay_worker.sampling import prompt_lookup
 from blockrelay_worker.sampling.prompt_lookup import (
     GROUPS,
     INDEXED,
     INDEXED_AT_ONCE,
     LONGEST_PAUSE,
-    MAX_DRAFTS,
     Drafter,
     KnownTokens,
     right_drafts,

@@ -1,7 +1,7 @@
 -- CLAIM: gives the next jobs (re-runs first) to a worker of the first stage: removes them from the queue, writes run id and
--- route, reserves KV pages. A route of several stages reserves all pages that a request may ever need, on each worker. A
--- worker of the whole model reserves nothing: it takes requests whose present tokens fit its free pages, and preempts when
--- runs outgrow its pool.
+-- route, reserves KV pages. A route of several stages reserves on each worker those that the request needs at its present
+-- length, of a pool that would hold all that it may ever need; COMMIT reserves more. A worker of the whole model reserves
+-- nothing: it takes requests whose present tokens fit its free pages, and preempts when runs outgrow its pool.
 -- No job can be delivered without a record: after a lost reply the request is in `worker-requests:<worker>`, where BEAT finds it.
 -- A log with tokens continues under the numerics id that computed them; under another one only if MIGRATE has let it go, no
 -- worker of its id is back, and its client did not ask for `exact`. If a nondeterministic worker computed them, any worker
@@ -50,6 +50,9 @@ local function reusable_of(r, private)
   return r.reusable ~= '' and tonumber(r.reusable) or -1
 end
 
+-- KV pages of the tokens that a request has, and of the next one.
+local function known_pages(r) return math.ceil((r.prompt_tokens + r.committed + 1) / PAGE_TOKENS) end
+
 -- Gives one queued request to this worker, ends it, or passes it over. False: it has to wait, and all behind it.
 local function give(r)
   if r.v < LOWEST_PROTOCOL or r.v > PROTOCOL then
@@ -81,19 +84,19 @@ local function give(r)
   end
   local quarantined = r.deaths >= QUARANTINE_AFTER and r.deaths_at == r.committed
   if tried or (quarantined and #answer > 0) then return false end
-  local reserve, now = r.pages_needed, math.ceil((r.prompt_tokens + r.committed + 1) / PAGE_TOKENS)
+  local reserve = pages_now(r)
   if #me.stages == 1 then
     if r.pages_needed > me.pages then return true end
-    if now > free_now then return false end
+    if known_pages(r) > free_now then return false end
     reserve = 0
   end
   local denied = r.denied_block ~= ''
   for block in string.gmatch(r.denied_block, '%d+') do
     if not has_gpu(tonumber(block)) then return true end
   end
-  local route = find_route(reserve, failed_blocks(r), pure)
-  if not route then return fits_nowhere(reserve, pure) end
-  if #me.stages == 1 then free_now = free_now - now end
+  local route = find_route(reserve, r.pages_needed, failed_blocks(r), pure)
+  if not route then return fits_nowhere(r.pages_needed, pure) end
+  if #me.stages == 1 then free_now = free_now - known_pages(r) end
   local numerics, varies = numerics_of(route)
   local history, goes_on = numerics, r.committed > 0 and r.numerics ~= ''
   if goes_on then
@@ -115,7 +118,7 @@ local function give(r)
   r.state = 'running'
   account(r, 1)
   redis.call('HSET', P .. 'request:' .. r.id, 'state', 'running', 'run', run, 'route', table.concat(ids, ','), 'job', '',
-    'pages_reserved', reserve, 'numerics', history, 'varies', varies and 1 or 0, 'private', private and 1 or 0, 'progress_ms', NOW, 'quarantined', quarantined and 1 or 0,
+    'pages_reserved', reserve, 'grow_at', #me.stages > 1 and grow_at(r, reserve) or 0, 'numerics', history, 'varies', varies and 1 or 0, 'private', private and 1 or 0, 'progress_ms', NOW, 'quarantined', quarantined and 1 or 0,
     'steps', 0, 'gpu_blocks', blocks.gpu, 'cpu_blocks', blocks.cpu)
   if denied then redis.call('HDEL', P .. 'request:' .. r.id, 'denied_block', 'denied_ms') end
   if quarantined then

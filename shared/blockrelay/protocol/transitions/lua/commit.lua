@@ -1,5 +1,6 @@
--- COMMIT: appends tokens to the logs of many requests, with one answer each; a bad commit does not affect the others.
--- Keeps I1 (run and positions are compared), I5, I12 (no token after the deadline).
+-- COMMIT: appends tokens to the logs of many requests, with one answer each; a bad commit does not affect the others. A run of
+-- several stages reserves more KV pages as its log grows; where there are too few, the request that was accepted last gives way.
+-- Keeps I1 (run and positions are compared), I4, I5, I12 (no token after the deadline).
 -- needs: requests/record, requests/timeline
 -- Arguments: commits: for each request {request, run, position (length of the log before these tokens), tokens,
 --   logprobs (or nothing), end (reason, or nothing), meta, rows (with the first tokens of a re-run: how many known tokens it
@@ -12,12 +13,13 @@ local made
 local function endings()
   if made then return made end
   -- needs: queue/rerun
-  made = {finish = finish, rerun = rerun}
+  made = {finish = finish, rerun = rerun, grow = grow}
   return made
 end
 -- The fields that a request which continues needs. This script runs for every token, and reading a whole record would be
 -- most of its time.
-local GOING_ON = {'state', 'run', 'committed', 'route', 'model', 'deadline_ms', 'max_tokens', 'rows_to_compute', 'private', 'steps'}
+local GOING_ON = {'state', 'run', 'committed', 'route', 'model', 'deadline_ms', 'max_tokens', 'rows_to_compute', 'private', 'steps',
+  'grow_at'}
 -- Adds up what to take off `outstanding:<model>` at the end of the call: before, r had `left` tokens to generate and `rows`
 -- tokens to compute.
 local function spend(r, left, rows)
@@ -33,6 +35,11 @@ local function tell_rows(id, rows)
   local list = cjson.decode(fallbacks)
   for _, event in ipairs(list) do event.rows = event.rows or rows end
   redis.call('HSET', P .. 'request:' .. id, 'fallbacks', cjson.encode(list))
+end
+-- Reserves the pages of a run whose log has reached `grow_at`; other runs may give way. False if it gave way itself.
+local function has_pages(id, r)
+  if r.grow_at == 0 or r.committed < r.grow_at then return true end
+  return endings().grow(read_record(id), function(other) endings().rerun(read_record(other), 'preempted') end)
 end
 -- Writes the time of progress of many requests at once, as many as `unpack` takes. Ended ones are not in `running` any more.
 local function mark_moved()
@@ -97,7 +104,7 @@ for _, item in ipairs(ARGS.commits) do
         local whole = read_record(id)
         if item['end'] == 'tensor' then whole.steps = whole.steps + 1 end  -- it commits no token
         endings().finish(whole, item['end'], item.meta)
-      elseif fresh > 0 and string.find(r.route, ',', 1, true) then
+      elseif fresh > 0 and string.find(r.route, ',', 1, true) and has_pages(id, r) then
         -- The next job goes to the worker of the first stage; without its inbox that worker is dead.
         local next_job = cmsgpack.pack({id, run, position, tokens})
         local inbox = P .. 'inbox:' .. string.match(r.route, '^[^,]+')

@@ -69,7 +69,7 @@ local function rerun(r, reason, failure, tried, found)
     set[#set + 1] = 'reusable'; set[#set + 1] = found
   end
   if r.deaths_at ~= r.committed then r.deaths, r.quarantine_deaths, r.attempts = 0, 0, 0 end
-  local blameless = reason == 'drain' or nearer or (reason == 'death' and tried and tried ~= r.id)
+  local blameless = reason == 'drain' or reason == 'preempted' or nearer or (reason == 'death' and tried and tried ~= r.id)
   if reason == 'death' and not blameless then
     r.deaths = r.deaths + 1
     if tried then r.quarantine_deaths = r.quarantine_deaths + 1 end

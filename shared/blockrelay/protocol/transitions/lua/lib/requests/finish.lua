@@ -26,15 +26,13 @@ local function finish(r, reason, meta)
   redis.call('HINCRBY', P .. 'outstanding:' .. r.model, 'pages', 0 - r.pages_needed)  -- `-0` is not a number to Redis
   redis.call('HINCRBY', P .. 'totals:' .. r.model, 'ended:' .. reason, 1)
   redis.call('SREM', P .. 'tenant-requests:' .. r.tenant, r.id)
-  local bucket = P .. 'bucket:' .. r.tenant
-  if r.committed > r.max_tokens and redis.call('EXISTS', bucket) == 1 then  -- more tokens than it was charged for
-    redis.call('HINCRBYFLOAT', bucket, 'level', r.max_tokens - r.committed)
-  end
-  if r.job == 'queue' then  -- it never ran, so its tenant gets its share and tokens back
+  local bucket, unused = P .. 'bucket:' .. r.tenant, r.max_tokens - r.committed  -- below 0: more tokens than were charged
+  if r.job == 'queue' then  -- it never ran, so its tenant gets its share and its prompt back too
     local cost, share = string.match(r.share, '^(%d+) (.+)$')
     redis.call('ZADD', P .. 'shares:' .. r.model .. ':' .. r.class, 'XX', 'INCR', -cost, share)
-    if redis.call('EXISTS', bucket) == 1 then redis.call('HINCRBYFLOAT', bucket, 'level', r.prompt_tokens + r.max_tokens) end
+    unused = unused + r.prompt_tokens
   end
+  if unused ~= 0 and redis.call('EXISTS', bucket) == 1 then redis.call('HINCRBYFLOAT', bucket, 'level', unused) end
   local on_gpus, on_cpus = executed(r)
   local terminal = {'executed', on_gpus + on_cpus > 0 and string.format('%d,%d', on_gpus, on_cpus) or '', 'end', reason,
     'meta', meta, 'fallbacks', judged_fallbacks(r, reason), 'numerics', r.numerics,

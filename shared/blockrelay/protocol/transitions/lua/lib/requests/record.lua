@@ -9,6 +9,7 @@ local NUMBERS = {
   rows_to_compute = 'tokens of its prompt, and after a re-run of its log, that are still to be computed',
   pages_needed = 'KV pages that it needs at most',
   pages_reserved = 'KV pages that its run has reserved on each worker of its route',
+  grow_at = 'log length at which its run reserves more (0: it never does)',
   deadline_ms = 'time after which nothing of it is computed',
   retention_s = 'seconds that its end can be read (0: setting of the cell)',
   result_bytes = 'bytes of its tensor result on the payload Redis (0: it has none)',

@@ -114,10 +114,17 @@ local function staffed(chance)
   return complete
 end
 
-local function least_loaded(list, need)
+-- Whether a worker has `need` free pages for a run, and a pool for the `most` that it may ever need. Beside other runs a hundredth
+-- of the pool stays free, so that a run that has just begun is not the next one to give way.
+local function has_room(c, need, most)
+  local spare = c.free < c.pages and math.floor(c.pages / 100) or 0
+  return c.free - spare >= need and c.pages >= most
+end
+
+local function least_loaded(list, need, most)
   local best
   for _, c in ipairs(list) do
-    if c.free >= need and (not best or c.running < best.running or (c.running == best.running and c.id < best.id)) then best = c end
+    if has_room(c, need, most) and (not best or c.running < best.running or (c.running == best.running and c.id < best.id)) then best = c end
   end
   return best
 end
@@ -153,31 +160,31 @@ local function has_gpu(block)
   return false
 end
 
--- Returns a worker for each stage, `me` first; nil when a stage has no allowed worker with `need` free pages. `failed`:
--- numbers of the blocks that failed on a GPU.
-local function find_route(need, failed, pure)
-  if me.free < need or (pure and me.varies) then return nil end
+-- Returns a worker for each stage, `me` first; nil when a stage has no allowed worker that `has_room`. `failed`: numbers of the
+-- blocks that failed on a GPU.
+local function find_route(need, most, failed, pure)
+  if not has_room(me, need, most) or (pure and me.varies) then return nil end
   local route = {me}
   for s = 1, #me.stages - 1 do
-    local chosen = least_loaded(allowed(s, failed, pure), need)
+    local chosen = least_loaded(allowed(s, failed, pure), need, most)
     if not chosen then return nil end
     route[#route + 1] = chosen
   end
   return route
 end
 
--- Whether a stage has no worker whose whole pool holds `need` pages, or with `pure` no deterministic worker. The job then
+-- Whether a stage has no worker whose whole pool holds `most` pages, or with `pure` no deterministic worker. The job then
 -- waits for another worker to register, and does not hold up the jobs behind it.
-local function fits_nowhere(need, pure)
+local function fits_nowhere(most, pure)
   if pure and me.varies then return true end
   for s = 0, #me.stages - 1 do
-    local most = s == 0 and me.pages or -1
+    local largest = s == 0 and me.pages or -1
     for _, list in pairs(s == 0 and {} or candidates[s]) do
       for _, c in ipairs(list) do
-        if not (pure and c.varies) then most = math.max(most, c.pages) end
+        if not (pure and c.varies) then largest = math.max(largest, c.pages) end
       end
     end
-    if most < need then return true end
+    if largest < most then return true end
   end
   return false
 end
