@@ -100,14 +100,14 @@ def test_a_chat_goes_on_and_begins_anew() -> None:
 
 
 def test_the_oldest_turns_are_left_out_where_the_context_ends(tmp_path: Path) -> None:
-    """Every answer of this model is as long as may be: a half of its context of 512 tokens."""
+    """The first answer of this model is as long as may be, a half of its context of 512 tokens."""
     with demo("--interactive", "--model", write_tiny_model(tmp_path)) as chat:
         for line in ("one", "two", "/quit"):
             chat.say(line)
         code, said, err = chat.ended()
     assert code == 0, err
     assert said.count("(the oldest turn is left out: the model's context is 512 tokens)\n") == 1
-    assert "│ 512" in said
+    assert "│ turns               │ 2 " in said
 
 
 def test_ctrl_c_ends_an_answer_and_at_the_prompt_the_chat() -> None:

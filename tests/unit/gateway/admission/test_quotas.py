@@ -123,7 +123,7 @@ def test_several_prompts_are_checked_together(gateway: RunningGateway, worker: P
 
 
 def test_several_prompts_that_fit_are_charged_once(worker: PlayedWorker, ask: Any) -> None:
-    with answering(worker, lambda _: ([5], "length")):
+    with answering(worker, lambda _: ([5] * 20, "length")):
         answer = ask("frugal", prompt=[[3] * 10] * 2, max_tokens=20, background=False)
     assert answer.status_code == 200 and len(answer.json()["choices"]) == 2
     level, _ = worker.client.hmget(worker.keys.bucket("frugal"), "level", "at")
