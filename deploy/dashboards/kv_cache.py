@@ -1,6 +1,6 @@
 """The dashboard of KV pages: their use on workers, the prefix cache, and the tiers of the page store."""
 
-from deploy.dashboards.panel import Dashboard, Panel, Query, increase, of_cell, of_processes, rate
+from deploy.dashboards.panel import Dashboard, Panel, Query, increase, of_cell, of_cell_increase, of_processes, rate
 
 KV_CACHE = Dashboard(
     name="kv-cache",
@@ -26,7 +26,12 @@ KV_CACHE = Dashboard(
                 Panel(
                     title="Preemptions",
                     meaning="Runs that gave their KV pages to older ones and are computed again: memory is short.",
-                    queries=[Query(increase("blockrelay_worker_num_preemptions_total"))],
+                    queries=[
+                        Query(increase("blockrelay_worker_num_preemptions_total"), "one stage"),
+                        Query(
+                            of_cell_increase("blockrelay_reruns_total", where='reason="preempted"'), "several stages"
+                        ),
+                    ],
                     cause="crowd",
                 ),
             ),

@@ -129,9 +129,9 @@ def of_cell_rate(metric: str, by: str = "") -> str:
     return f"max{_by(by)} (rate({metric}{_selected('')}[$__rate_interval]))"
 
 
-def of_cell_increase(metric: str, by: str = "") -> str:
+def of_cell_increase(metric: str, by: str = "", *, where: str = "") -> str:
     """The query for the increase in the interval of a counter kept in Redis, as for `of_cell_rate`."""
-    return f"max{_by(by)} (increase({metric}{_selected('')}[$__rate_interval]))"
+    return f"max{_by(by)} (increase({metric}{_selected(where)}[$__rate_interval]))"
 
 
 def quantile(share: float, metric: str, by: str = "") -> str:

@@ -89,6 +89,13 @@ class TestTokens:
         cell.commit(run, 3, [4], end="stop")
         assert self.bucket(cell, "ada")[0] == pytest.approx(60 - (3 + 4), abs=1)
 
+    def test_what_was_accepted_before_the_key_had_a_limit_gives_nothing_back(self, cell: Cell) -> None:
+        run = cell.begin(worker(cell), request_id="before", tenant="ada", content=body(max_tokens=5000))
+        wait_until(lambda: cell.now_ms() > int(cell.record("before")["accepted_ms"]), "a millisecond passes")
+        cell.accept("req-1", tenant="ada", limits=self.LIMITS)
+        cell.commit(run, 0, [1], end="stop")
+        assert self.bucket(cell, "ada")[0] == pytest.approx(60 - 11, abs=1)
+
     @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         per_minute=st.integers(10, 10_000),

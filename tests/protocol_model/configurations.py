@@ -74,11 +74,11 @@ CONFIGURATIONS = (
         (
             Bounds(workers=1, requests=2, room=2, pages=4),
             Bounds(workers=1, requests=2, room=2, tokens=1, pages=4, needs=(9, 3)),
-            Bounds(workers=1, requests=2, room=2, prompt=1, tokens=3, pages=4),
+            Bounds(workers=1, requests=2, room=2, prompt=1, tokens=4, pages=5),
         ),
         (
             Bounds(workers=1, requests=3, room=3, pages=8),
-            Bounds(workers=1, requests=3, room=3, prompt=1, tokens=3, pages=7),
+            Bounds(workers=1, requests=3, room=3, prompt=1, tokens=3, pages=8),
             Bounds(workers=1, requests=2, room=2, prompt=1, tokens=3, pages=5, faults=Budget(kill=1)),
             Bounds(workers=1, requests=2, room=2, pages=4, faults=Budget(kill=1)),
         ),

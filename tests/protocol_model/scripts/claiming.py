@@ -77,6 +77,14 @@ def claim(
             continue
         route = find_route(b, redis, me, reserve, beating, latest, pure, record.failed, record.pages_needed)
         if not route:
+            needed = record.pages_needed
+            if (
+                b.stages > 1
+                and record.log
+                and needed > mine.pages
+                and served(b, redis, b.numerics(me), needed, beating)
+            ):
+                break
             if b.rules.claim_skips_what_fits_nowhere and fits_nowhere(b, redis, me, record.pages_needed, beating, pure):
                 continue
             break

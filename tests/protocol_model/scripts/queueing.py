@@ -38,26 +38,33 @@ def known_pages(b: Bounds, record: Record) -> int:
 
 
 def grow(b: Bounds, redis: Redis, request: int) -> Redis:
-    """`grow` of the prelude: reserve more pages for a run of several stages, and take them from the youngest where too
-    few are free; a run that is the youngest itself gives way."""
+    """`grow` of the prelude: reserve more pages for a run of several stages. Where a worker has too few, requests that
+    were accepted later give way, the last one first, or this one if theirs are too few."""
     record = redis.requests[request]
     assert record is not None
-    lacking = min(record.pages_needed, known_pages(b, record)) - record.pages_reserved
-    if lacking <= 0 or not b.rules.commit_reserves_more:
+    more = min(record.pages_needed, known_pages(b, record)) - record.pages_reserved
+    if more <= 0 or not b.rules.commit_reserves_more:
         return redis
+    leaving = set[int]()
     for worker in record.route:
-        while (w := redis.worker(worker)) is not None and w.pages - w.reserved < lacking:
-            if not b.rules.growing_takes_from_the_youngest:
+        w = redis.worker(worker)
+        lacking = 0 if w is None else more - (w.pages - w.reserved)
+        for other in sorted(w.on, reverse=True) if w is not None else ():  # by the order in which they were accepted
+            if lacking <= 0 or not b.rules.growing_takes_from_the_youngest:
                 break
-            youngest = max(w.on)  # requests are numbered in the order in which they were accepted
-            redis = again(b, redis, youngest, "preempted")
-            if youngest == request:
-                return redis
+            if other == request:
+                return again(b, redis, request, "preempted")
+            holder = redis.requests[other]
+            assert holder is not None
+            leaving.add(other)
+            lacking -= holder.pages_reserved
+    for other in sorted(leaving):
+        redis = again(b, redis, other, "preempted")
     for worker in record.route:
         w = redis.worker(worker)
         if w is not None and request in w.on:
-            redis = redis.with_worker(worker, w._replace(reserved=w.reserved + lacking))
-    return redis.with_request(request, record._replace(pages_reserved=record.pages_reserved + lacking))
+            redis = redis.with_worker(worker, w._replace(reserved=w.reserved + more))
+    return redis.with_request(request, record._replace(pages_reserved=record.pages_reserved + more))
 
 
 def unqueue(b: Bounds, redis: Redis, request: int) -> Redis:

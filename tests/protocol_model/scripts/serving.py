@@ -83,7 +83,8 @@ def find_route(
             w = redis.worker(worker)
             if w is None or w.inbox is None or worker not in beating:
                 continue
-            if w.pages - w.reserved < reserve or w.pages < pages_needed:
+            spare = max(len(w.on), w.pages // 100) if w.reserved else 0
+            if w.pages - w.reserved - spare < reserve or w.pages < pages_needed:
                 continue
             if best is None or len(w.on) < best[0] or (latest and len(w.on) == best[0]):
                 best = (len(w.on), worker)

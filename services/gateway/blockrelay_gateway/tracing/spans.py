@@ -19,8 +19,8 @@ Value = str | int | float | bool | list[str]
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.0"
 #: Reasons of ends that trace servers show as errors. A cancelled request is none: its client wanted that.
 _FAILED = ("error", "expired")
-#: The only reason for another run that is no failure: the worker drained.
-_PLANNED = "drain"
+#: The reasons for another run that are no failures: the worker drained, or the run gave its KV pages to an older one.
+_PLANNED = ("drain", "preempted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +204,7 @@ class _Attempts:
             run.end_us = self.now
             if reason:
                 run.attributes["blockrelay.rerun.reason"] = reason
-            run.error = "" if reason == _PLANNED else reason
+            run.error = "" if reason in _PLANNED else reason
         return run
 
 

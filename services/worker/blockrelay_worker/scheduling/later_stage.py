@@ -60,9 +60,39 @@ class LaterStageBatcher:
     def take(self, cost: StepCost) -> tuple[list[Work], list[ForwardSegment]]:
         """Returns the next batch, and the segments whose requests must run again since rows or pages are missing.
 
-        `cost` is the measured cost of steps here. Segments for which `run_of` returns "later" stay in the queue; those
-        for which it returns "drop" are in neither list. The batch may be empty. Raises what `run_of` raises.
+        `cost` is the measured cost of steps here. Segments for which `run_of` returns "later" stay in the queue, and
+        others are chosen instead; those for which it returns "drop" are in neither list. The batch may be empty. Raises
+        what `run_of` raises.
         """
+        work: list[Work] = []
+        refused: list[ForwardSegment] = []
+        later: list[Waiting] = []
+        waited = -1
+        while not work and len(later) > waited:
+            waited = len(later)
+            for item in self._chosen(cost):
+                segment, run = item.segment, self._run_of(item.segment, item.message)
+                if run == "rerun":
+                    refused.append(segment)
+                elif run == "later":
+                    later.append(item)
+                elif run != "drop":
+                    work.append(
+                        Work(
+                            run=run,
+                            position=segment.position,
+                            tokens=segment.token_ids,
+                            hidden=item.hidden,
+                            tensors=item.tensors,
+                            samples=segment.ends_known,
+                            drafts=segment.drafts,
+                        )
+                    )
+        self._waiting[:0] = later
+        return work, refused
+
+    def _chosen(self, cost: StepCost) -> list[Waiting]:
+        """Takes the segments of the next batch from the queue."""
         limits = self._limits
         prompt_tokens = prompt_tokens_beside(cost, limits.step_share_s, limits.max_rows)
         chosen = choose_arrived(
@@ -76,26 +106,4 @@ class LaterStageBatcher:
         items = [self._waiting[i] for i in chosen]
         taken = set(chosen)
         self._waiting = [w for i, w in enumerate(self._waiting) if i not in taken]
-        work: list[Work] = []
-        refused: list[ForwardSegment] = []
-        later: list[Waiting] = []
-        for item in items:
-            segment, run = item.segment, self._run_of(item.segment, item.message)
-            if run == "rerun":
-                refused.append(segment)
-            elif run == "later":
-                later.append(item)
-            elif run != "drop":
-                work.append(
-                    Work(
-                        run=run,
-                        position=segment.position,
-                        tokens=segment.token_ids,
-                        hidden=item.hidden,
-                        tensors=item.tensors,
-                        samples=segment.ends_known,
-                        drafts=segment.drafts,
-                    )
-                )
-        self._waiting[:0] = later
-        return work, refused
+        return items

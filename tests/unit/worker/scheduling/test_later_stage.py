@@ -76,6 +76,17 @@ class TestEitherWay:
         runs.refusals = {}
         assert take(batcher) == {"loading": [2.0]}
 
+    def test_what_has_to_wait_keeps_nothing_else_from_being_computed(self, named: bool) -> None:
+        runs = Runs()
+        batcher = LaterStageBatcher(LIMITS, runs.of)
+        runs.refusals = {"waits": "later"}
+        batcher.add(message({"waits": 8, "here": 1}, named=named))
+        work, _ = batcher.take(StepCost())
+        assert [item.run.request_id for item in work] == ["here"], "though the first one fills a batch"
+        assert not batcher.take(StepCost())[0]
+        runs.refusals = {}
+        assert list(take(batcher)) == ["waits"]
+
     def test_nothing_is_kept_when_all_runs_are_forgotten(self, named: bool) -> None:
         batcher = LaterStageBatcher(LIMITS, Runs().of)
         batcher.add(message({"a": 2}, named=named))

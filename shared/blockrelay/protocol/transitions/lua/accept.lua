@@ -156,6 +156,7 @@ redis.call('SADD', P .. 'tenant-requests:' .. tenant, id)
 if per_minute > 0 then
   local charged = prompt_tokens + max_tokens + (limits.each and 0 or limits.others_tokens)
   redis.call('HSET', bucket, 'level', string.format('%.3f', level - charged), 'at', NOW)
+  redis.call('HSETNX', bucket, 'since', NOW)
   redis.call('EXPIRE', bucket, 120)
 end
 if session then

@@ -95,7 +95,11 @@ local function give(r)
     if not has_gpu(tonumber(block)) then return true end
   end
   local route = find_route(reserve, r.pages_needed, failed_blocks(r), pure)
-  if not route then return fits_nowhere(r.pages_needed, pure) end
+  if not route then
+    -- A request with tokens whose pool is another worker's is not overtaken: this one would go on filling the later workers.
+    local elsewhere = #me.stages > 1 and r.committed > 0 and r.pages_needed > me.pages and is_served(me.numerics, r)
+    return not elsewhere and fits_nowhere(r.pages_needed, pure)
+  end
   if #me.stages == 1 then free_now = free_now - known_pages(r) end
   local numerics, varies = numerics_of(route)
   local history, goes_on = numerics, r.committed > 0 and r.numerics ~= ''

@@ -32,7 +32,11 @@ local function finish(r, reason, meta)
     redis.call('ZADD', P .. 'shares:' .. r.model .. ':' .. r.class, 'XX', 'INCR', -cost, share)
     unused = unused + r.prompt_tokens
   end
-  if unused ~= 0 and redis.call('EXISTS', bucket) == 1 then redis.call('HINCRBYFLOAT', bucket, 'level', unused) end
+  local since = unused ~= 0 and redis.call('HGET', bucket, 'since')
+  -- Nothing comes back that was not charged to this bucket: the key had no limit then, or has had no request for minutes.
+  if since and (unused < 0 or tonumber(since) <= tonumber(redis.call('HGET', record, 'accepted_ms'))) then
+    redis.call('HINCRBYFLOAT', bucket, 'level', unused)
+  end
   local on_gpus, on_cpus = executed(r)
   local terminal = {'executed', on_gpus + on_cpus > 0 and string.format('%d,%d', on_gpus, on_cpus) or '', 'end', reason,
     'meta', meta, 'fallbacks', judged_fallbacks(r, reason), 'numerics', r.numerics,

@@ -18,31 +18,55 @@ local function unreserved(w)
   return v[1] and tonumber(v[1]) - tonumber(v[2] or '0')
 end
 
--- Returns the id of the request on a worker that was accepted last.
-local function youngest(w)
-  local id, accepted = nil, -1
-  for _, other in ipairs(redis.call('SMEMBERS', P .. 'worker-requests:' .. w)) do
-    local ms = tonumber(redis.call('HGET', P .. 'request:' .. other, 'accepted_ms') or '0')
-    if ms > accepted or (ms == accepted and other > id) then id, accepted = other, ms end
+-- The ids of the requests on a worker, the one that was accepted last first. Kept for the call: requests only leave meanwhile.
+local by_age = {}
+local function last_first(w)
+  if not by_age[w] then
+    local accepted, ids = {}, redis.call('SMEMBERS', P .. 'worker-requests:' .. w)
+    for _, id in ipairs(ids) do accepted[id] = tonumber(redis.call('HGET', P .. 'request:' .. id, 'accepted_ms') or '0') end
+    table.sort(ids, function(a, b) return accepted[a] > accepted[b] or (accepted[a] == accepted[b] and a > b) end)
+    by_age[w] = ids
   end
-  return id
+  return by_age[w]
 end
 
--- Reserves more pages for a run whose log has grown. Where a worker of its route has too few, the request that was accepted
--- last there gives way: `give_way(id)` ends its run and queues it again. False if that is this one.
+-- Returns the requests on `w` that were accepted after `r` and have to give way so that `lacking` pages are free; nil if these
+-- have too few.
+local function younger(w, r, lacking)
+  local found = {}
+  for _, id in ipairs(last_first(w)) do
+    if lacking <= 0 then return found end
+    if id == r.id then return nil end
+    local v = redis.call('HMGET', P .. 'request:' .. id, 'state', 'route', 'pages_reserved')
+    if v[1] == 'running' and string.find(',' .. v[2] .. ',', ',' .. w .. ',', 1, true) then
+      found[#found + 1] = id
+      lacking = lacking - tonumber(v[3])
+    end
+  end
+  return lacking <= 0 and found or nil
+end
+
+-- Reserves more pages for a run whose log has grown. Where a worker of its route has too few, requests that were accepted after
+-- it give way, the last one first: `give_way(id)` ends the run and queues the request again. If these have too few pages, no
+-- other gives way but this one; then the answer is false.
 -- The request that was accepted first keeps its pages, and CLAIM chose pools that hold each request alone, so it ends, and then
 -- the next one does.
 -- Keeps I4.
 local function grow(r, give_way)
-  local more, route = pages_now(r) - r.pages_reserved, members(r.route)
+  local more, route, leaving, listed = pages_now(r) - r.pages_reserved, members(r.route), {}, {}
   if more <= 0 then return true end
   for _, w in ipairs(route) do
-    while (unreserved(w) or more) < more do
-      local id = youngest(w) or r.id
-      give_way(id)
-      if id == r.id then return false end
+    local found = younger(w, r, more - (unreserved(w) or more))
+    if not found then
+      give_way(r.id)
+      return false
+    end
+    for _, id in ipairs(found) do
+      if not listed[id] then leaving[#leaving + 1] = id end
+      listed[id] = true
     end
   end
+  for _, id in ipairs(leaving) do give_way(id) end
   for _, w in ipairs(route) do
     if redis.call('SISMEMBER', P .. 'worker-requests:' .. w, r.id) == 1 and unreserved(w) then
       redis.call('HINCRBY', P .. 'worker:' .. w, 'pages_reserved', more)

@@ -16,7 +16,7 @@ local function claims(worker)
   local stages = {}
   for first, last in string.gmatch(v[2], '(%d+)-(%d+)') do stages[#stages + 1] = {tonumber(first), tonumber(last)} end
   me = {id = worker, model = v[1], split = v[2], device = v[4], numerics = v[5], varies = v[9] == '1', pages = tonumber(v[6]),
-    free = tonumber(v[6]) - tonumber(v[7] or '0'), running = 0, stages = stages}
+    free = tonumber(v[6]) - tonumber(v[7] or '0'), running = redis.call('SCARD', P .. 'worker-requests:' .. worker), stages = stages}
   return true
 end
 
@@ -114,10 +114,10 @@ local function staffed(chance)
   return complete
 end
 
--- Whether a worker has `need` free pages for a run, and a pool for the `most` that it may ever need. Beside other runs a hundredth
--- of the pool stays free, so that a run that has just begun is not the next one to give way.
+-- Whether a worker has `need` free pages for a run, and a pool for the `most` that it may ever need. Beside other runs a page for
+-- each of them stays free, and a hundredth of the pool, so that a run that has just begun is not the next one to give way.
 local function has_room(c, need, most)
-  local spare = c.free < c.pages and math.floor(c.pages / 100) or 0
+  local spare = c.free < c.pages and math.max(c.running, math.floor(c.pages / 100)) or 0
   return c.free - spare >= need and c.pages >= most
 end
 
