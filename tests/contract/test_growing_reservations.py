@@ -11,7 +11,7 @@ PROMPT = PAGE_TOKENS - 1 - MAX_DRAFTS
 
 
 def start(cell: Cell, *pages: int, requests: int = 1, need: int = 4) -> tuple[list[str], list[Claimed]]:
-    """Workers of two stages with so many pages, and the runs of requests that grow to `need` pages each."""
+    """Starts a worker of each of two stages with `pages` pages, and runs of requests that grow to `need` pages each."""
     workers = [cell.worker(name, stage=stage, pages=pages[stage]) for stage, name in enumerate("ab")]
     for number in range(requests):
         cell.accept(f"req-{number}", need=need, content=body(list(range(PROMPT))))
@@ -24,7 +24,7 @@ def reserved(cell: Cell, workers: list[str]) -> list[int]:
 
 def say(cell: Cell, run: Claimed, tokens: int, *, end: str = "") -> str:
     """Commits as many tokens behind those of the log."""
-    position = len([e for e in cell.log(run.request_id) if hasattr(e, "token")])
+    position = len(cell.log(run.request_id))
     return cell.commit(run, position, list(range(position, position + tokens)), end=end).verdict
 
 

@@ -67,7 +67,7 @@ FAMILIES = (
     Family("outstanding", "<model>", "hash: tokens to compute (`rows`), tokens to generate and KV pages of all unfinished requests", f"ACCEPT {_ENDS}", "scheduler", "never"),
     Family("totals", "<model>", "hash: requests ever accepted, and ended by reason; workers that died; runs queued again by reason", f"ACCEPT {_ENDS}", "scheduler", "never"),
     Family("tenant-requests", "<tenant>", "set of the tenant's unfinished requests", f"ACCEPT {_ENDS}", "", "member: at the end"),
-    Family("bucket", "<tenant>", "hash: tokens that the tenant's limit per minute leaves, and when that was computed", f"ACCEPT {_ENDS}", "", "120 s after the last use"),
+    Family("bucket", "<tenant>", "hash: tokens that the tenant's limit per minute leaves, when that was computed, and since when it exists", f"ACCEPT {_ENDS}", "", "120 s after the last use"),
     Family("workers", "", "zset worker -> ms of its last heartbeat", "BEAT DEAD worker", "ACCEPT CLAIM MIGRATE gateway scheduler", "member: DEAD"),
     Family("worker", "<id>", "hash: model, device, stage, pages, pages_reserved, pace; how far into each queue it has passed over requests that it cannot take", f"{_ENDS} BEAT worker", "ACCEPT MIGRATE gateway scheduler", "DEAD"),
     Family("worker-requests", "<worker>", "set of requests whose route has the worker", _ENDS, "BEAT gateway scheduler", "DEAD"),

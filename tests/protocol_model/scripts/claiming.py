@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from tests.protocol_model.bounds import Bounds
 from tests.protocol_model.data import Record, Redis
-from tests.protocol_model.scripts.queueing import advance, end, enqueue, known_pages, promote, unqueue, with_
+from tests.protocol_model.scripts.queueing import advance, end, enqueue, pages_now, promote, unqueue, with_
 from tests.protocol_model.scripts.serving import find_route, fits_nowhere, has_gpu, served, takes
 
 LARGE = 1 << 30
@@ -62,8 +62,7 @@ def claim(
         quarantined = 0 < b.quarantine_after <= record.deaths and record.deaths_at == len(record.log)
         if any(c.quarantined for c in answer) or (quarantined and answer):  # it comes alone
             break
-        now = min(record.pages_needed, known_pages(b, record))
-        pages_reserved = now
+        pages_reserved = now = pages_now(b, record)
         if b.stages == 1:
             if record.pages_needed > mine.pages:
                 if b.rules.claim_skips_what_fits_nowhere:

@@ -32,9 +32,9 @@ def release(b: Bounds, redis: Redis, request: int) -> Redis:
     return redis
 
 
-def known_pages(b: Bounds, record: Record) -> int:
-    """Pages of the prompt, the tokens so far and the next one."""
-    return b.prompt + len(record.log) + 1
+def pages_now(b: Bounds, record: Record) -> int:
+    """Pages of the prompt, the tokens so far and the next one, as far as they are needed."""
+    return min(record.pages_needed, b.prompt + len(record.log) + 1)
 
 
 def grow(b: Bounds, redis: Redis, request: int) -> Redis:
@@ -42,7 +42,7 @@ def grow(b: Bounds, redis: Redis, request: int) -> Redis:
     were accepted later give way, the last one first, or this one if theirs are too few."""
     record = redis.requests[request]
     assert record is not None
-    more = min(record.pages_needed, known_pages(b, record)) - record.pages_reserved
+    more = pages_now(b, record) - record.pages_reserved
     if more <= 0 or not b.rules.commit_reserves_more:
         return redis
     leaving = set[int]()

@@ -67,9 +67,8 @@ class LaterStageBatcher:
         work: list[Work] = []
         refused: list[ForwardSegment] = []
         later: list[Waiting] = []
-        waited = -1
-        while not work and len(later) > waited:
-            waited = len(later)
+        while not work:
+            waiting = len(later)
             for item in self._chosen(cost):
                 segment, run = item.segment, self._run_of(item.segment, item.message)
                 if run == "rerun":
@@ -88,6 +87,8 @@ class LaterStageBatcher:
                             drafts=segment.drafts,
                         )
                     )
+            if len(later) == waiting:
+                break
         self._waiting[:0] = later
         return work, refused
 

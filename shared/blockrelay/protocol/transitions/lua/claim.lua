@@ -50,9 +50,6 @@ local function reusable_of(r, private)
   return r.reusable ~= '' and tonumber(r.reusable) or -1
 end
 
--- KV pages of the tokens that a request has, and of the next one.
-local function known_pages(r) return math.ceil((r.prompt_tokens + r.committed + 1) / PAGE_TOKENS) end
-
 -- Gives one queued request to this worker, ends it, or passes it over. False: it has to wait, and all behind it.
 local function give(r)
   if r.v < LOWEST_PROTOCOL or r.v > PROTOCOL then
@@ -87,7 +84,7 @@ local function give(r)
   local reserve = pages_now(r)
   if #me.stages == 1 then
     if r.pages_needed > me.pages then return true end
-    if known_pages(r) > free_now then return false end
+    if pages_of(r, 0) > free_now then return false end
     reserve = 0
   end
   local denied = r.denied_block ~= ''
@@ -100,7 +97,7 @@ local function give(r)
     local elsewhere = #me.stages > 1 and r.committed > 0 and r.pages_needed > me.pages and is_served(me.numerics, r)
     return not elsewhere and fits_nowhere(r.pages_needed, pure)
   end
-  if #me.stages == 1 then free_now = free_now - known_pages(r) end
+  if #me.stages == 1 then free_now = free_now - pages_of(r, 0) end
   local numerics, varies = numerics_of(route)
   local history, goes_on = numerics, r.committed > 0 and r.numerics ~= ''
   if goes_on then

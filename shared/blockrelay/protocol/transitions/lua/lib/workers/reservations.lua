@@ -2,10 +2,11 @@
 -- and the drafts behind it. A worker of the whole model reserves none.
 -- needs: requests/record
 
+-- Returns the pages of the tokens that a request has, of the next one and of `ahead` more.
+local function pages_of(r, ahead) return math.ceil((r.prompt_tokens + r.committed + 1 + ahead) / PAGE_TOKENS) end
+
 -- Returns how many pages a request reserves at its present length, of which it needs `r.pages_needed` at most.
-local function pages_now(r)
-  return math.min(r.pages_needed, math.ceil((r.prompt_tokens + r.committed + 1 + MAX_DRAFTS) / PAGE_TOKENS))
-end
+local function pages_now(r) return math.min(r.pages_needed, pages_of(r, MAX_DRAFTS)) end
 
 -- Returns the log length at which a run that has reserved `reserved` pages reserves more; 0: it has all.
 local function grow_at(r, reserved)
