@@ -18,6 +18,7 @@ from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell, ServedModel
 from blockrelay_gateway.cells.cells import Cells
 from blockrelay_gateway.cells.submission import Submission
+from blockrelay_gateway.cells.waiting_room import WaitingRoom
 from blockrelay_gateway.draining.drain import Drain
 from blockrelay_gateway.helpers.pool import Helpers
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyTimeout
@@ -47,7 +48,7 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
         responder=ErrorResponder(own),
         cells=cells,
         drain=drain,
-        submission=Submission(cells, retention_s=retention_s, replicas=replicas),
+        submission=Submission(cells, WaitingRoom(drain, own), retention_s=retention_s, replicas=replicas),
         traces=traces,
         body_timeout=BodyTimeout(settings.arrival_timeout_s),
         bodies=BodyBudget(

@@ -125,6 +125,16 @@ LEAST_FULL_REFUSALS_PER_S = 1.0
 #: Bytes of a body that cost as much as the refusal of a small one.
 REFUSED_BODY_BYTES = 16 << 10
 
+# Requests that are kept until there is room (`Prefer: wait`)
+
+#: Places at one gateway, and bytes of a prompt from which on a request takes another: 64 MiB of prompts at most.
+KEPT_PLACES = 256
+KEPT_BYTES_A_PLACE = 256 << 10
+#: The most seconds that a request is kept: proxies often wait as long for the first byte of an answer.
+KEPT_S = 60.0
+#: Seconds after a refusal until another kept request is tried: 20 refusals a second, as many as a flood may cost.
+KEPT_TRY_S = 0.05
+
 # Retries and waits
 
 #: Bounds of Retry-After (seconds), and its largest random factor: clients that were refused together should not come

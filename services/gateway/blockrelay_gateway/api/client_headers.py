@@ -1,6 +1,7 @@
 """The headers of a client that decide how its request runs; fields of the body with the same meaning win."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast, get_args
 
@@ -8,11 +9,15 @@ from blockrelay.errors import BadRequest
 from blockrelay.observability.traceparent import clean_traceparent
 from blockrelay.protocol.messages import Fallback
 from blockrelay_gateway.api.common_schemas import SamplingFields
+from blockrelay_gateway.policy import KEPT_S
 
 #: The headers that stand for the fields `trace`, `exact` and `fallback` of a body.
 TRACE, EXACT, FALLBACK = "Blockrelay-Trace", "Blockrelay-Exact", "Blockrelay-Fallback"
 #: With "true", fields that would change nothing are refused instead of ignored.
 STRICT = "Blockrelay-Strict"
+#: Preferences of a client (RFC 7240), of which `wait` counts here: seconds to wait for room in a full system.
+PREFER = "Prefer"
+_WAIT = re.compile(r'wait\s*=\s*"?(\d{1,9})"?', re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +68,20 @@ def _one_of(headers: Mapping[str, str], name: str, usual: str, allowed: tuple[st
     if value not in allowed:
         raise BadRequest(f"{name} is {', '.join(allowed[:-1])} or {allowed[-1]}, not {value!r:.40}", param=name)
     return value
+
+
+def wanted_wait_s(preferences: Sequence[str]) -> float:
+    """Returns the seconds that a client wants to wait for room, at most KEPT_S; 0.0 without `wait`.
+
+    `preferences` are the values of all its headers `Prefer`. The first `wait` counts, and other preferences are
+    ignored (RFC 7240). Raises BadRequest if it is not a whole number.
+    """
+    for one in ",".join(preferences).split(","):
+        preference = one.split(";")[0].strip()
+        if preference.lower() != "wait" and not re.match(r"wait\s*=", preference, re.IGNORECASE):
+            continue
+        if found := _WAIT.fullmatch(preference):
+            return min(float(found[1]), KEPT_S)
+        cause = f"{PREFER}: wait=SECONDS takes a whole number of seconds, not {preference!r:.40}"
+        raise BadRequest(cause, param=PREFER)
+    return 0.0

@@ -116,6 +116,4 @@ class Readiness:
 
     def _set_load(self, workers: list[WorkerInfo], unfinished: int) -> None:
         load = cell_load(workers, unfinished)
-        self._metrics.running.set(load.running)
-        self._metrics.waiting.set(load.waiting)
-        self._metrics.kv_cache_usage.set(load.kv_usage)
+        self._metrics.tell_load(running=load.running, waiting=load.waiting, kv_usage=load.kv_usage)

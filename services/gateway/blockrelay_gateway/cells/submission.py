@@ -18,16 +18,19 @@ from blockrelay.errors import LimitExceeded, ServiceUnavailable
 from blockrelay.observability import logs
 from blockrelay.protocol.transitions import calls
 from blockrelay.protocol.transitions.calls import Binding
-from blockrelay_gateway.admission.admission_request import AdmissionRequest
+from blockrelay_gateway.admission.admission_request import AdmissionRequest, Turn
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.cells.cells import Cells
 from blockrelay_gateway.cells.placement import offers, prefix_name, session_name
 from blockrelay_gateway.cells.rendezvous import ranked
+from blockrelay_gateway.cells.waiting_room import Patience, WaitingRoom
 from blockrelay_gateway.policy import OFFERS
 from blockrelay_gateway.streaming.readers import Readers
 
 #: Response header with the name of the cell to which the request belongs, if another cell has accepted it.
 INSTEAD_OF = "blockrelay-instead-of"
+#: Response header that says that a request was kept until there was room (RFC 7240).
+PREFERENCE_APPLIED = "preference-applied"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,11 @@ class CellChoice:
 class Submission:
     """Chooses cells for new requests and submits them there."""
 
-    def __init__(self, cells: Cells, *, retention_s: int, replicas: int) -> None:
-        """`retention_s` is that of keyed requests; `replicas` of Redis must have each record of MOVE."""
-        self._cells, self._retention_s, self._replicas = cells, retention_s, replicas
+    def __init__(self, cells: Cells, room: WaitingRoom, *, retention_s: int, replicas: int) -> None:
+        """`room` keeps refused requests of clients that want to wait. `retention_s` is that of keyed requests;
+        `replicas` of Redis must have each record of MOVE.
+        """
+        self._cells, self._room, self._retention_s, self._replicas = cells, room, retention_s, replicas
 
     async def submit(
         self,
@@ -52,8 +57,12 @@ class Submission:
         *,
         together: bool = False,
         place: CellChoice | None = None,
+        patience: Patience | None = None,
     ) -> tuple[Cell, Readers]:
         """Has the requests accepted in the cell where they belong; returns it and a reader, which the caller closes.
+
+        While there is no room for them, they are kept for as long as `patience` says, if the waiting room has places
+        (None: they are refused).
 
         Requests without a key or session go to another cell if theirs is away, or has no workers or no room. `place` is
         the cell that they must go to, for a step of a session that of `of_session`; None: this method chooses.
@@ -63,14 +72,31 @@ class Submission:
         ServiceUnavailable, also if a cell that may have the request is away. Raises WireError if the record of a
         request that exists already cannot be decoded.
         """
+
+        async def attempt(now: Tenant, turn: Turn) -> tuple[Cell, Readers]:
+            return await self._submit(requests, now, together, place, turn)
+
+        try:
+            return await attempt(tenant, self._room.turn(requests, tenant))
+        except LimitExceeded as refusal:
+            if patience is None:
+                raise
+            cell, readers = await self._room.keep(requests, tenant, attempt, refusal, patience)
+        readers.notes[PREFERENCE_APPLIED] = "wait"
+        return cell, readers
+
+    async def _submit(
+        self, requests: Sequence[AdmissionRequest], tenant: Tenant, together: bool, place: CellChoice | None, turn: Turn
+    ) -> tuple[Cell, Readers]:
+        """Tries once."""
         if place is None and not self._cells.several:
             place = CellChoice(self._cells.home)
         if place is None and requests[0].fingerprint:
             place = await self._place(requests[0].request_id, request_id=requests[0].request_id)
-        if place is not None:
-            cell = place.cell
-            return cell, await cell.admission.submit(requests, tenant, together=together, binding=place.binding)
-        return await self._anywhere(requests, tenant, together=together)
+        if place is None:
+            return await self._anywhere(requests, tenant, together, turn)
+        admission = place.cell.admission
+        return place.cell, await admission.submit(requests, tenant, together=together, binding=place.binding, turn=turn)
 
     async def of_session(self, tenant: Tenant, session: str, rows: Sequence[str], *, begins: bool) -> CellChoice:
         """The place of a session, or the place where it has to begin if this step `begins` it.
@@ -96,7 +122,7 @@ class Submission:
         return CellChoice(current, binding)  # its ACCEPT answers that it expects another step
 
     async def _anywhere(
-        self, requests: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool
+        self, requests: Sequence[AdmissionRequest], tenant: Tenant, together: bool, turn: Turn
     ) -> tuple[Cell, Readers]:
         """Submits to the first of up to OFFERS cells that accepts; raises the error of the last one.
 
@@ -110,23 +136,21 @@ class Submission:
             prefix_name(requests[0], tenant), self._cells.file.weights(time.time()), loads, away, idle
         )
         *others, last = order[:OFFERS]
+
+        async def submit(cell: Cell) -> tuple[Cell, Readers]:
+            readers = await cell.admission.submit(requests, tenant, together=together, turn=turn)
+            if cell.name != belongs:
+                readers.notes[INSTEAD_OF] = belongs
+            return cell, readers
+
         for name in others:
-            cell = self._cells.named(name)
             try:
-                return cell, self._noted(
-                    await cell.admission.submit(requests, tenant, together=together), cell, belongs
-                )
+                return await submit(self._cells.named(name))
             except (LimitExceeded, ServiceUnavailable) as error:
                 if isinstance(error, LimitExceeded) and error.scope == "client":
                     raise
                 logs.get().info("CELL_PASSED_OVER", cell=name, request_id=requests[0].request_id, error=str(error))
-        cell = self._cells.named(last)
-        return cell, self._noted(await cell.admission.submit(requests, tenant, together=together), cell, belongs)
-
-    def _noted(self, readers: Readers, cell: Cell, belongs: str) -> Readers:
-        if cell.name != belongs:
-            readers.notes[INSTEAD_OF] = belongs
-        return readers
+        return await submit(self._cells.named(last))
 
     async def _place(self, name: str, *, request_id: str = "", sessions: Sequence[str] = ()) -> CellChoice:
         """The place of a keyed request, or of a session that begins.

@@ -20,7 +20,7 @@ from blockrelay_gateway.policy import PREFLIGHT_S
 #: Answer headers that a page of an allowed origin may read.
 EXPOSED = (
     b"x-request-id, x-client-request-id, retry-after, idempotent-replayed, x-blockrelay-ignored, x-blockrelay-seed, "
-    b"x-blockrelay-max-tokens, blockrelay-instead-of"
+    b"x-blockrelay-max-tokens, blockrelay-instead-of, preference-applied"
 )
 
 

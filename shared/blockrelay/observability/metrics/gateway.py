@@ -40,6 +40,8 @@ IGNORED_FIELDS = (
     *("prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier", "store", "stream_options"),
     *("user", "verbosity"),
 )
+#: How it ended that a gateway kept requests: there was room, or none until the end, or the client left.
+KEPT_OUTCOMES = ("accepted", "refused", "left")
 #: The two checks of `/readyz`: can requests be computed now, and are requests accepted.
 Question = Literal["tokens", "accepting"]
 
@@ -125,8 +127,24 @@ class GatewayMetrics:
         self.waiting_requests = make.gauge(
             "blockrelay_gateway_requests_waiting", "Requests whose tokens this gateway reads and that have no token yet"
         )
+        self._kept = 0
+        self.kept_requests = make.gauge(
+            "blockrelay_gateway_requests_kept",
+            "Requests with `Prefer: wait` that this gateway keeps until there is room for them",
+        )
+        self.kept_seconds = make.histogram(
+            "blockrelay_gateway_request_kept_seconds",
+            f"Time for which requests with `Prefer: wait` were kept, by outcome: {', '.join(KEPT_OUTCOMES)}",
+            TTFT_BUCKETS,
+            "outcome",
+        )
+        for outcome in KEPT_OUTCOMES:
+            self.kept_seconds.labels(outcome)
         self.running = make.gauge("blockrelay_num_requests_running", "Requests of the cell that are on workers")
-        self.waiting = make.gauge("blockrelay_num_requests_waiting", "Requests of the cell that wait for a worker")
+        self.waiting = make.gauge(
+            "blockrelay_num_requests_waiting",
+            "Requests of the cell that wait for a worker, and those that this gateway keeps until there is room",
+        )
         self.kv_cache_usage = make.gauge(
             "blockrelay_kv_cache_usage_ratio",
             "Share of KV pages in use (0 to 1), in the stage of the cell that has the fewest left",
@@ -151,6 +169,17 @@ class GatewayMetrics:
             "1 if the key file cannot be read or is wrong, so that the keys read before are still used, else 0",
         )
         self.redis_errors = redis_errors(registry)
+
+    def tell_kept(self, requests: int) -> None:
+        """Sets the number of requests that the gateway keeps until there is room for them."""
+        self._kept = requests
+        self.kept_requests.set(requests)
+
+    def tell_load(self, *, running: int, waiting: int, kv_usage: float) -> None:
+        """Sets the gauges of the cell: requests on workers, requests without one, and the share of KV pages in use."""
+        self.running.set(running)
+        self.waiting.set(waiting + self._kept)
+        self.kv_cache_usage.set(kv_usage)
 
     def tell_keys(self, count: int, read_at: float, *, unreadable: bool) -> None:
         """Sets the three gauges of the key file: the `count` of its keys, when it was read (Unix seconds), its state.

@@ -30,7 +30,10 @@ class TenantMetrics:
             "blockrelay_tenant_generation_tokens", "Tokens generated for this API key", "tenant"
         )
         self._limited = make.counter(
-            "blockrelay_tenant_limited", "Requests of this API key that a limit refused, by limit", "tenant", "limit"
+            "blockrelay_tenant_limited",
+            "Requests of this API key that a limit refused, or let wait (`Prefer: wait`), by limit",
+            "tenant",
+            "limit",
         )
         self._first_token = Summary(
             "blockrelay_tenant_time_to_first_token_seconds",
@@ -54,7 +57,7 @@ class TenantMetrics:
         self._prompt_tokens.labels(tenant or ANYBODY).inc(prompt_tokens)
 
     def limited(self, tenant: str, limit: str) -> None:
-        """Counts a request of `tenant` that `limit`, one of CLIENT_LIMITS or SHARED_LIMIT, refused."""
+        """Counts a request of `tenant` that `limit`, one of CLIENT_LIMITS or SHARED_LIMIT, refused or made wait."""
         self._limited.labels(tenant or ANYBODY, limit).inc()
 
     def first_token(self, tenant: str, seconds: float) -> None:

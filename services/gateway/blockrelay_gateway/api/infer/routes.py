@@ -13,6 +13,7 @@ from blockrelay_gateway.api.infer.schemas import InferRequest
 from blockrelay_gateway.api.infer.websocket import converse
 from blockrelay_gateway.api.intake import accepted
 from blockrelay_gateway.api.reading import BodyReader, Tensors
+from blockrelay_gateway.api.submitting import submit
 from blockrelay_gateway.http import authentication, openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, status_of
 from blockrelay_gateway.streaming.event_ids import HEADER as LAST_EVENT_ID
@@ -41,7 +42,10 @@ async def infer_once(request: Request) -> Response:
         return _answer(done, step.readers.headers)
     names = [one.request_id for one in body.requests]
     after = starting_after(request.headers.get(LAST_EVENT_ID), names, streamed=body.stream)
-    cell, readers = await gateway.submission.submit(body.requests, tenant)
+    submitted = await submit(request, body.requests)
+    if submitted is None:
+        return _answer(None, {})
+    cell, readers = submitted
     if body.stream:
         return sse.EventStream(stream(cell, readers, InferFormat(), after=after), readers, readers.headers)
     with readers:

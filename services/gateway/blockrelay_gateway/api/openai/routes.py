@@ -17,7 +17,8 @@ from blockrelay_gateway.api.openai.responses import (
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest, StreamOptions
 from blockrelay_gateway.api.openai.strictness import header, label
 from blockrelay_gateway.api.reading import BodyReader, Text
-from blockrelay_gateway.http import authentication, openapi, sse
+from blockrelay_gateway.api.submitting import submit
+from blockrelay_gateway.http import openapi, sse
 from blockrelay_gateway.http.errors import JsonAnswer, error_body, headers_of, status_of
 from blockrelay_gateway.streaming.deltas import failure
 from blockrelay_gateway.streaming.event_ids import HEADER as LAST_EVENT_ID
@@ -54,7 +55,10 @@ async def _answer(request: Request, body: Text, form_of: type[OpenAIFormat]) -> 
     after = starting_after(
         request.headers.get(LAST_EVENT_ID), [one.request_id for one in requests], streamed=body.stream
     )
-    cell, readers = await gateway.submission.submit(requests, authentication.of(request))
+    accepted = await submit(request, requests)
+    if accepted is None:
+        return Response(status_code=499)
+    cell, readers = accepted
     headers = {**readers.headers, **header(ignored)}
     if ignored:
         logs.get().info("FIELDS_IGNORED", request_id=requests[0].request_id, fields=list(ignored))
@@ -67,8 +71,8 @@ async def _answer(request: Request, body: Text, form_of: type[OpenAIFormat]) -> 
         return sse.EventStream(stream(cell, readers, form, after=after, with_ids=with_ids), readers, headers)
     with readers:
         if body.background:
-            accepted = form.background(readers.requests[0], await cell.status(readers))
-            return JsonAnswer(accepted, status_code=202, headers=headers)
+            queued = form.background(readers.requests[0], await cell.status(readers))
+            return JsonAnswer(queued, status_code=202, headers=headers)
         collected = await sse.unless_gone(request, collect(cell, readers))
     if collected is None:
         return Response(status_code=499)
