@@ -1,7 +1,7 @@
 """Builds a gateway from its parts."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from blockrelay.block_folder.folder import BlockFolder
@@ -24,8 +24,12 @@ from blockrelay_gateway.helpers.pool import Helpers
 from blockrelay_gateway.http.body_budget import BodyBudget, BodyTimeout
 from blockrelay_gateway.http.errors import ErrorResponder
 from blockrelay_gateway.policy import BODIES_DIVISOR, MAX_BODIES_BYTES
+from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.tracing.ended_requests import Traces
 from blockrelay_gateway.tracing.wanted import traces_wanted
+
+#: Is called with each request that ends.
+Ended = Callable[[ActiveRequest], None]
 
 
 def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[str]) -> Gateway:
@@ -38,8 +42,11 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
     served = ServedModel(folder=folder, name=reading.builder.name, tokenizer=reading.builder.tokenizer)
     traces = _traces(settings)
     drain = Drain()
-    cells = _cells(settings, served, traces, tenants, drain)
+    ended: list[Ended] = []
+    cells = _cells(settings, served, traces, tenants, drain, ended)
     own = cells.home.links.metrics
+    room = WaitingRoom(drain, own)
+    ended.append(lambda active: room.ended(active.tenant))
     retention_s, replicas = settings.keyed_retention_s, settings.accept_replicas
     return Gateway(
         settings=settings,
@@ -48,7 +55,7 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
         responder=ErrorResponder(own),
         cells=cells,
         drain=drain,
-        submission=Submission(cells, WaitingRoom(drain, own), retention_s=retention_s, replicas=replicas),
+        submission=Submission(cells, room, retention_s=retention_s, replicas=replicas),
         traces=traces,
         body_timeout=BodyTimeout(settings.arrival_timeout_s),
         bodies=BodyBudget(
@@ -59,12 +66,20 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
 
 
 def _cells(
-    settings: GatewaySettings, served: ServedModel, traces: Traces | None, tenants: Sequence[str], drain: Drain
+    settings: GatewaySettings,
+    served: ServedModel,
+    traces: Traces | None,
+    tenants: Sequence[str],
+    drain: Drain,
+    ended: Sequence[Ended],
 ) -> Cells:
     broken = asyncio.Event()
     cells = cells_of(settings)
     home = cells.home(settings.cell)
-    make = partial(Cell, served=served, settings=settings, traces=traces, broken=broken, drain=drain, names=tenants)
+    make = partial(
+        Cell, served=served, settings=settings, traces=traces, broken=broken, drain=drain, names=tenants,
+        ended=ended,
+    )  # fmt: skip
     return Cells(
         cells,
         make,

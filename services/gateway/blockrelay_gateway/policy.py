@@ -130,10 +130,15 @@ REFUSED_BODY_BYTES = 16 << 10
 #: Places at one gateway, and bytes of a prompt from which on a request takes another: 64 MiB of prompts at most.
 KEPT_PLACES = 256
 KEPT_BYTES_A_PLACE = 256 << 10
-#: The most seconds that a request is kept: proxies often wait as long for the first byte of an answer.
-KEPT_S = 60.0
-#: Seconds after a refusal until another kept request is tried: 20 refusals a second, as many as a flood may cost.
+#: The most seconds that a request is kept: less than the minute that proxies usually wait for an answer to begin.
+KEPT_S = 55.0
+#: Seconds after a refusal for want of room in a cell until a kept request is tried there again, unless a request ends
+#: before: 20 refusals a second, as many as a flood may cost.
 KEPT_TRY_S = 0.05
+#: The same after a refusal by a limit of its own key, which ends of its own requests change: others are not affected.
+KEPT_OWN_TRY_S = 1.0
+#: Seconds between two tries of a line at least, however many requests end.
+KEPT_LEAST_S = 0.01
 
 # Retries and waits
 

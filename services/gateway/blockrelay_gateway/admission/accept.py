@@ -23,7 +23,7 @@ from blockrelay.observability import logs
 from blockrelay.protocol.transitions.calls import NO_LIMITS, Accepted, Binding, Limits
 from blockrelay.redis.client import backoff_s
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.admission.admission_request import FIRST, AdmissionRequest, Turn
+from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.cell_watch import CellWatch
 from blockrelay_gateway.admission.limits import counted_again, limits_for, priority_of
 from blockrelay_gateway.admission.namespaces import scoped
@@ -81,7 +81,7 @@ class Admission:
         *,
         together: bool = False,
         binding: Binding | None = None,
-        turn: Turn = FIRST,
+        waited_s: float | None = None,
     ) -> Readers:
         """Accepts all requests of one body (at least one), or none, and returns a reader of them all.
 
@@ -90,7 +90,8 @@ class Admission:
         Other clients may take the room meanwhile, so limits that acceptance itself uses up are checked again for the
         requests behind it. `together`: the requests are rows of one step. The compare-and-set of its session keeps
         other steps out, so only Redis can refuse the rows behind the first. `binding`: the reason why the requests go
-        to this cell, if they may not go to another. `turn`: what waits before them, and how long they have waited.
+        to this cell, if they may not go to another. `waited_s`: seconds for which they were kept since they were
+        refused; their timeouts began then. None: this is the first try.
 
         The caller closes the reader. Raises LimitExceeded, BadRequest, ServiceUnavailable, RedisTrouble, KeyReused, or
         Conflict if the session is at another step; then no new request stays in the queue. Raises WireError if the
@@ -107,18 +108,18 @@ class Admission:
         submitted: list[_Submitted] = []
         try:
             for index, request in enumerate(requests):
-                one = self._prepare(request, tenant, pages or pages_of(request), binding, turn.waited_s)
+                one = self._prepare(request, tenant, pages or pages_of(request), binding, waited_s or 0.0)
                 first = not any(other.state is State.ACCEPTED for other in submitted)
                 submitted.append(one)
                 await self._apply(one, Event.SUBMIT)
                 if together and not first:
                     answer = await self._accept(one, NO_LIMITS, NO_LIMIT_OF_REQUESTS)
                 else:
-                    limits = await self._limits(request, tenant, requests[index + 1 :], turn, each=not together)
+                    limits = await self._limits(request, tenant, requests[index + 1 :], each=not together)
                     limits = limits if first else counted_again(limits)
                     answer = await self._accept(one, limits, self._settings.max_in_flight)
                 if error := refusal(answer, request, tenant, others=len(requests) - index - 1):
-                    if isinstance(error, LimitExceeded) and error.scope == "client" and not turn.waited_s:
+                    if isinstance(error, LimitExceeded) and error.scope == "client" and waited_s is None:
                         self._links.tenants.limited(tenant.name, error.limit)
                     raise error
                 one.answer = answer
@@ -148,10 +149,10 @@ class Admission:
             raise memory_used_up(f"the queue's memory is nearly used up: {full}")
 
     async def _limits(
-        self, request: AdmissionRequest, tenant: Tenant, others: Sequence[AdmissionRequest], turn: Turn, *, each: bool
+        self, request: AdmissionRequest, tenant: Tenant, others: Sequence[AdmissionRequest], *, each: bool
     ) -> Limits:
         results = await self._results.limits(tenant) if request.result_bytes else (0, 0)
-        return limits_for(request, tenant, self._settings, others=others, each=each, results=results, turn=turn)
+        return limits_for(request, tenant, self._settings, others=others, each=each, results=results)
 
     async def _apply(self, one: _Submitted, event: Event) -> None:
         """Performs the effects of the table, then sets the state. An effect that fails leaves the state as it was."""

@@ -38,22 +38,3 @@ class AdmissionRequest:
         """Tokens that are charged at acceptance: the prompt's, and the new ones that admission counts."""
         new = self.params.max_tokens if self.expected_tokens is None else self.expected_tokens
         return int(self.body.prompt.size) + new
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Requests of the same tenant that wait at this gateway before a request, and how long it has waited itself.
-
-    The limits are checked as if they were accepted already.
-    """
-
-    requests: int = 0
-    rows: int = 0
-    """Tokens of their prompts."""
-    tokens: int = 0
-    """Tokens that are charged for them at acceptance."""
-    waited_s: float = 0.0
-
-
-#: The turn of a request before which nothing waits.
-FIRST = Turn()

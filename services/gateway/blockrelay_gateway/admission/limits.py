@@ -7,7 +7,7 @@ from blockrelay.auth.api_keys import PRIORITIES, USUAL_PRIORITY, Tenant
 from blockrelay.errors import BadRequest
 from blockrelay.protocol.transitions.calls import Limits
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.admission.admission_request import FIRST, AdmissionRequest, Turn
+from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.refusals import pages_of
 
 
@@ -35,14 +35,12 @@ def limits_for(
     others: Sequence[AdmissionRequest] = (),
     each: bool = False,
     results: tuple[int, int] = (0, 0),
-    turn: Turn = FIRST,
 ) -> Limits:
     """The limits that ACCEPT checks for `request`. Raises BadRequest for a request that they never allow.
 
     `others` are further requests of the same body, which are accepted with this one or not at all; ACCEPT checks
     their sum. `each`: they are prompts, for each of which ACCEPT is called with limits; otherwise rows of one step.
-    `results` are the most bytes of all tensor results and of this tenant's; 0: no limit. `turn`: what waits before
-    `request` and counts as accepted. Background requests are exempt
+    `results` are the most bytes of all tensor results and of this tenant's; 0: no limit. Background requests are exempt
     from the wait limit.
     """
     theirs_bytes = sum(other.result_bytes for other in others)
@@ -83,9 +81,6 @@ def limits_for(
         each=each,
         others_rows=sum(int(other.body.prompt.size) for other in others) if each else 0,
         others_pages=sum(pages_of(other) for other in others) if each else 0,
-        ahead=turn.requests,
-        ahead_rows=turn.rows,
-        ahead_tokens=turn.tokens,
     )
 
 

@@ -17,7 +17,8 @@ TRACE, EXACT, FALLBACK = "Blockrelay-Trace", "Blockrelay-Exact", "Blockrelay-Fal
 STRICT = "Blockrelay-Strict"
 #: Preferences of a client (RFC 7240), of which `wait` counts here: seconds to wait for room in a full system.
 PREFER = "Prefer"
-_WAIT = re.compile(r'wait\s*=\s*"?(\d{1,9})"?', re.ASCII | re.IGNORECASE)
+_PREFERENCE = re.compile(r'(?:[^",]|"(?:\\.|[^"\\])*"?)+')
+_WAIT = re.compile(r'wait\s*=\s*(?:(\d{1,9})|"(\d{1,9})")', re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,12 @@ def wanted_wait_s(preferences: Sequence[str]) -> float:
     `preferences` are the values of all its headers `Prefer`. The first `wait` counts, and other preferences are
     ignored (RFC 7240). Raises BadRequest if it is not a whole number.
     """
-    for one in ",".join(preferences).split(","):
-        preference = one.split(";")[0].strip()
-        if preference.lower() != "wait" and not re.match(r"wait\s*=", preference, re.IGNORECASE):
+    for one in _PREFERENCE.findall(",".join(preferences)):
+        preference = one.partition(";")[0].strip()
+        if preference.partition("=")[0].strip().lower() != "wait":
             continue
         if found := _WAIT.fullmatch(preference):
-            return min(float(found[1]), KEPT_S)
+            return min(float(found[1] or found[2]), KEPT_S)
         cause = f"{PREFER}: wait=SECONDS takes a whole number of seconds, not {preference!r:.40}"
         raise BadRequest(cause, param=PREFER)
     return 0.0

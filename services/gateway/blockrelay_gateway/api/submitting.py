@@ -1,8 +1,9 @@
 """Has the requests of a client accepted, and waits for room if the client prefers that (`Prefer: wait=SECONDS`)."""
 
 from collections.abc import Sequence
+from math import inf
 
-from fastapi import Request, WebSocket
+from fastapi import Request
 
 from blockrelay.errors import LimitExceeded
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
@@ -15,25 +16,23 @@ from blockrelay_gateway.streaming.readers import Readers
 
 
 async def submit(request: Request, requests: Sequence[AdmissionRequest]) -> tuple[Cell, Readers] | None:
-    """Returns the cell that has accepted the requests of `request` and a reader, which the caller closes.
+    """Returns the cell that has accepted `requests`, those of `request`, and a reader, which the caller closes.
 
-    None if the client left while its requests were kept. Raises the errors of `Submission.submit`.
+    None if the client left while its request was kept. Several requests are never kept. Raises the errors of
+    `Submission.submit` and `Submission.keep`, and BadRequest for a wrong header.
     """
-    patience = patience_of(request)
-    work = state.of(request).submission.submit(requests, authentication.of(request), patience=patience)
-    if not patience.wait_s:
-        return await work
-    accepted = await sse.unless_gone(request, work)
+    gateway, tenant = state.of(request), authentication.of(request)
+    wait_s = wanted_wait_s(request.headers.getlist(PREFER))
+    try:
+        return await gateway.submission.submit(requests, tenant)
+    except LimitExceeded as refusal:
+        if not wait_s or len(requests) > 1:
+            raise
+        timeout_s = requests[0].timeout_s or gateway.settings.request_timeout_s or inf
+        patience = Patience(min(wait_s, timeout_s), lambda: authentication.current_tenant(request))
+        request.scope["state"]["refusal"] = refusal  # RefusedUnread charges for it if the client leaves
+        kept = gateway.submission.keep(requests[0], tenant, refusal, patience)
+    accepted = await sse.unless_gone(request, kept)
     if accepted is not None:
-        request.scope["state"].pop("refusal", None)
+        del request.scope["state"]["refusal"]
     return accepted
-
-
-def patience_of(connection: Request | WebSocket) -> Patience:
-    """Returns how long a client wants to wait for room. Raises BadRequest for a wrong header."""
-
-    def kept(refusal: LimitExceeded) -> None:
-        connection.scope["state"]["refusal"] = refusal  # RefusedUnread charges for it if the client leaves
-
-    wait_s = wanted_wait_s(connection.headers.getlist(PREFER))
-    return Patience(wait_s, lambda: authentication.current_tenant(connection), kept)

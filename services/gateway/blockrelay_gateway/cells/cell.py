@@ -1,7 +1,7 @@
 """One cell as a gateway serves it: its two Redis servers, and the parts that work on them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -71,11 +71,13 @@ class Cell:
         names: Sequence[str] = (),
         registry: CollectorRegistry | None = None,
         traces: Traces | None = None,
+        ended: Sequence[Callable[[ActiveRequest], None]] = (),
     ) -> None:
         """Builds all parts of the cell at `place`; nothing is connected yet.
 
         `broken` is set when background work fails, `drain` has the phase of the gateway's end, `names` are those of all
         tenants. `registry` collects the metrics (None: one of their own), `traces` takes spans (None: no tracing).
+        `ended` are called with each request that ends, as by RequestAccounting.
         """
         links = _links(place, served, settings, registry)
         links.tenants.expect(names)
@@ -85,7 +87,7 @@ class Cell:
         self.records = Records(links)
         self.state = CellWatch(links, lease)
         traced = None if traces is None else EndedRequests(traces, links, self.records, model=served.name)
-        accounting = RequestAccounting(links, [self.state.ended, *([traced.ended] if traced is not None else [])])
+        accounting = RequestAccounting(links, [self.state.ended, *([] if traced is None else [traced.ended]), *ended])
         abandonment = Abandonment(links, lease, grace_s=settings.grace_s)
         self.registry = RequestRegistry(self.tailer, accounting, abandonment)
         self.resumption = Resumption(links, self.records, lease, self.registry)

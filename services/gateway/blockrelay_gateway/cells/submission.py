@@ -18,12 +18,12 @@ from blockrelay.errors import LimitExceeded, ServiceUnavailable
 from blockrelay.observability import logs
 from blockrelay.protocol.transitions import calls
 from blockrelay.protocol.transitions.calls import Binding
-from blockrelay_gateway.admission.admission_request import AdmissionRequest, Turn
+from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.cells.cells import Cells
 from blockrelay_gateway.cells.placement import offers, prefix_name, session_name
 from blockrelay_gateway.cells.rendezvous import ranked
-from blockrelay_gateway.cells.waiting_room import Patience, WaitingRoom
+from blockrelay_gateway.cells.waiting_room import Attempt, Patience, WaitingRoom
 from blockrelay_gateway.policy import OFFERS
 from blockrelay_gateway.streaming.readers import Readers
 
@@ -45,9 +45,7 @@ class Submission:
     """Chooses cells for new requests and submits them there."""
 
     def __init__(self, cells: Cells, room: WaitingRoom, *, retention_s: int, replicas: int) -> None:
-        """`room` keeps refused requests of clients that want to wait. `retention_s` is that of keyed requests;
-        `replicas` of Redis must have each record of MOVE.
-        """
+        """`retention_s` is that of keyed requests; `replicas` of Redis must have each record of MOVE."""
         self._cells, self._room, self._retention_s, self._replicas = cells, room, retention_s, replicas
 
     async def submit(
@@ -57,12 +55,8 @@ class Submission:
         *,
         together: bool = False,
         place: CellChoice | None = None,
-        patience: Patience | None = None,
     ) -> tuple[Cell, Readers]:
         """Has the requests accepted in the cell where they belong; returns it and a reader, which the caller closes.
-
-        While there is no room for them, they are kept for as long as `patience` says, if the waiting room has places
-        (None: they are refused).
 
         Requests without a key or session go to another cell if theirs is away, or has no workers or no room. `place` is
         the cell that they must go to, for a step of a session that of `of_session`; None: this method chooses.
@@ -72,31 +66,46 @@ class Submission:
         ServiceUnavailable, also if a cell that may have the request is away. Raises WireError if the record of a
         request that exists already cannot be decoded.
         """
+        return await self._submit(requests, tenant, together=together, place=place)
 
-        async def attempt(now: Tenant, turn: Turn) -> tuple[Cell, Readers]:
-            return await self._submit(requests, now, together, place, turn)
+    async def keep(
+        self, request: AdmissionRequest, tenant: Tenant, refusal: LimitExceeded, patience: Patience
+    ) -> tuple[Cell, Readers]:
+        """Keeps a request that `submit` has refused with `refusal` until there is room for it.
 
-        try:
-            return await attempt(tenant, self._room.turn(requests, tenant))
-        except LimitExceeded as refusal:
-            if patience is None:
-                raise
-            cell, readers = await self._room.keep(requests, tenant, attempt, refusal, patience)
-        readers.notes[PREFERENCE_APPLIED] = "wait"
-        return cell, readers
+        Returns what `submit` does, and raises its errors. Raises `refusal`, or a later one, if there is no room within
+        the client's patience, and at once if time does not help or too many are kept.
+        """
+
+        async def again(now: Tenant, waited_s: float) -> tuple[Cell, Readers]:
+            return await self._submit([request], now, waited_s=waited_s)
+
+        keyed = self._cells.several and request.fingerprint
+        cell = self._winners(request.request_id)[0].name if keyed else ""
+        attempt = Attempt(again, lambda found: found[1].close(), cell)
+        found = await self._room.keep(request, tenant, attempt, refusal, patience)
+        found[1].notes[PREFERENCE_APPLIED] = "wait"
+        return found
 
     async def _submit(
-        self, requests: Sequence[AdmissionRequest], tenant: Tenant, together: bool, place: CellChoice | None, turn: Turn
+        self,
+        requests: Sequence[AdmissionRequest],
+        tenant: Tenant,
+        *,
+        together: bool = False,
+        place: CellChoice | None = None,
+        waited_s: float | None = None,
     ) -> tuple[Cell, Readers]:
-        """Tries once."""
         if place is None and not self._cells.several:
             place = CellChoice(self._cells.home)
         if place is None and requests[0].fingerprint:
             place = await self._place(requests[0].request_id, request_id=requests[0].request_id)
-        if place is None:
-            return await self._anywhere(requests, tenant, together, turn)
-        admission = place.cell.admission
-        return place.cell, await admission.submit(requests, tenant, together=together, binding=place.binding, turn=turn)
+        if place is not None:
+            cell, binding = place.cell, place.binding
+            return cell, await cell.admission.submit(
+                requests, tenant, together=together, binding=binding, waited_s=waited_s
+            )
+        return await self._anywhere(requests, tenant, together=together, waited_s=waited_s)
 
     async def of_session(self, tenant: Tenant, session: str, rows: Sequence[str], *, begins: bool) -> CellChoice:
         """The place of a session, or the place where it has to begin if this step `begins` it.
@@ -122,7 +131,7 @@ class Submission:
         return CellChoice(current, binding)  # its ACCEPT answers that it expects another step
 
     async def _anywhere(
-        self, requests: Sequence[AdmissionRequest], tenant: Tenant, together: bool, turn: Turn
+        self, requests: Sequence[AdmissionRequest], tenant: Tenant, *, together: bool, waited_s: float | None
     ) -> tuple[Cell, Readers]:
         """Submits to the first of up to OFFERS cells that accepts; raises the error of the last one.
 
@@ -138,7 +147,7 @@ class Submission:
         *others, last = order[:OFFERS]
 
         async def submit(cell: Cell) -> tuple[Cell, Readers]:
-            readers = await cell.admission.submit(requests, tenant, together=together, turn=turn)
+            readers = await cell.admission.submit(requests, tenant, together=together, waited_s=waited_s)
             if cell.name != belongs:
                 readers.notes[INSTEAD_OF] = belongs
             return cell, readers
@@ -149,7 +158,8 @@ class Submission:
             except (LimitExceeded, ServiceUnavailable) as error:
                 if isinstance(error, LimitExceeded) and error.scope == "client":
                     raise
-                logs.get().info("CELL_PASSED_OVER", cell=name, request_id=requests[0].request_id, error=str(error))
+                if waited_s is None:
+                    logs.get().info("CELL_PASSED_OVER", cell=name, request_id=requests[0].request_id, error=str(error))
         return await submit(self._cells.named(last))
 
     async def _place(self, name: str, *, request_id: str = "", sessions: Sequence[str] = ()) -> CellChoice:

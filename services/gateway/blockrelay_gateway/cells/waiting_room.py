@@ -1,33 +1,30 @@
 """Keeps refused requests until there is room for them, for clients that sent `Prefer: wait=SECONDS` (RFC 7240).
 
 A kept request is not in the queue, and nothing of it outlives this process. It is tried again until it is accepted,
-once, or its time is over; then its client gets the last refusal.
+once, or its client's patience is over; then the client gets the last refusal.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from bisect import insort
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from blockrelay.auth.api_keys import Tenant
-from blockrelay.errors import LimitExceeded
+from blockrelay.errors import BlockrelayError, LimitExceeded
 from blockrelay.observability import logs
 from blockrelay.observability.metrics.gateway import GatewayMetrics
-from blockrelay_gateway.admission.admission_request import FIRST, AdmissionRequest, Turn
+from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.limits import priority_of
 from blockrelay_gateway.draining.drain import Drain
-from blockrelay_gateway.policy import KEPT_BYTES_A_PLACE, KEPT_PLACES, KEPT_TRY_S
+from blockrelay_gateway.policy import KEPT_BYTES_A_PLACE, KEPT_LEAST_S, KEPT_OWN_TRY_S, KEPT_PLACES, KEPT_TRY_S
 
 T = TypeVar("T")
 #: Limits whose room comes back while a request waits. That of a deadline does not, and those of connections, bodies and
 #: results are of memory that a kept request takes itself.
 PASSING = ("tokens_per_minute", "concurrency", "in_flight", "kv_pages", "wait", "redis_memory")
-
-
-class _TimeIsOver(Exception):
-    """The client does not want to wait any longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +34,30 @@ class Patience:
     wait_s: float
     tenant: Callable[[], Tenant]
     """Returns its tenant with the limits of now; raises Unauthorized once its key was removed."""
-    kept: Callable[[LimitExceeded], None]
-    """Called with the refusal for which its requests are kept."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
+class Attempt(Generic[T]):
+    """A way to have a request accepted."""
+
+    run: Callable[[Tenant, float], Coroutine[Any, Any, T]]
+    """Tries it once, for a tenant; gets the seconds for which the request was kept."""
+    release: Callable[[T], None]
+    """Gives up what `run` has returned."""
+    cell: str
+    """Name of the only cell that may have the request; "": any cell may."""
+
+
+@dataclass(order=True, slots=True)
 class _Kept:
-    """The kept requests of one client body."""
+    """A kept request, in the order in which those of one line are accepted."""
 
-    requests: Sequence[AdmissionRequest]
     priority: int
-    places: int
-    patience: Patience
-    since: float
+    number: int
+    since: float = field(compare=False)
     """When it came, by the event loop's clock."""
+    patience: Patience = field(compare=False)
+    is_first: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
 
     @property
     def until(self) -> float:
@@ -60,126 +67,169 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Line:
-    """What is kept for one tenant, in the order in which it came. The first one alone is tried."""
+    """The kept requests of one tenant for one cell. Only the first one is tried."""
 
     kept: list[_Kept] = field(default_factory=list[_Kept])
-    first: asyncio.Lock = field(default_factory=asyncio.Lock)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a request of the tenant ends."""
+
+    def enter(self, one: _Kept) -> None:
+        insort(self.kept, one)
+        self._tell()
+
+    def leave(self, one: _Kept) -> None:
+        self.kept.remove(one)
+        self._tell()
+
+    def _tell(self) -> None:
+        for index, one in enumerate(self.kept[:2]):  # only the first two can have changed places
+            one.is_first.clear() if index else one.is_first.set()
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Lets the lines of one cell try one after the other."""
+
+    trying: asyncio.Lock = field(default_factory=asyncio.Lock)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when any request ends."""
 
 
 class WaitingRoom:
     """KEPT_PLACES places for refused requests of all tenants.
 
     A tenant may have as many places as are free: one tenant leaves half for others, and any number of them leave
-    something for the next. Without keys everybody is one tenant, which may have all. The first ones of all tenants are
-    tried in turn, one at a time, and nothing is tried for KEPT_TRY_S seconds after a refusal, so waiting costs little.
+    something for the next. Without keys everybody is one tenant, which may have all. The first of each line are tried
+    in turn: for room in their cell when a request ends and each KEPT_TRY_S seconds, one at a time; for room below their
+    tenant's own limits when a request of the tenant ends and each KEPT_OWN_TRY_S seconds.
     """
 
     def __init__(self, drain: Drain, metrics: GatewayMetrics) -> None:
-        self._drain, self._metrics = drain, metrics
-        self._lines: dict[str, _Line] = {}
-        self._trying = asyncio.Lock()
+        self._drain, self._metrics, self._count = drain, metrics, 0
+        self._lines: dict[tuple[str, str], _Line] = {}
+        self._turns: defaultdict[str, _Turns] = defaultdict(_Turns)
         self._places: Counter[str] = Counter()
 
-    def has_room(self, tenant: str, places: int = 1) -> bool:
-        """True if `tenant` may have `places` more; never while the gateway ends."""
-        free = KEPT_PLACES - self._places.total()
-        return places <= (free - self._places[tenant] if tenant else free) and not self._drain.has_begun
-
-    def turn(self, requests: Sequence[AdmissionRequest], tenant: Tenant) -> Turn:
-        """The turn of new requests of `tenant` behind those that are kept. Raises BadRequest for a wrong priority."""
-        line = self._lines.get(tenant.name)
-        return _turn(line.kept, priority_of(requests[0], tenant)) if line else FIRST
+    def ended(self, tenant: str) -> None:
+        """Tells that a request of `tenant` has ended, in any cell: there may be room."""
+        for turns in self._turns.values():
+            turns.news.set()
+        for (name, _), line in self._lines.items():
+            if name == tenant:
+                line.news.set()
 
     async def keep(
         self,
-        requests: Sequence[AdmissionRequest],
+        request: AdmissionRequest,
         tenant: Tenant,
-        attempt: Callable[[Tenant, Turn], Awaitable[T]],
+        attempt: Attempt[T],
         refusal: LimitExceeded,
         patience: Patience,
     ) -> T:
-        """Calls `attempt` until it raises no limit of PASSING, and returns its result.
+        """Tries until there is room, and returns what `attempt` does.
 
-        `refusal` is that of the attempt before. It is raised at once if there is no place, and the last one is raised
-        when the client's patience is over and when the gateway ends. Other errors of `attempt`, and of
-        `patience.tenant`, are raised at once.
+        `refusal` is that of the first attempt. It is raised at once if its limit is none of PASSING or if there is no
+        place, and the last one is raised when the patience is over and when the gateway ends. All other errors of
+        attempts, and those of `patience.tenant`, are raised at once.
         """
-        places = sum(1 + request.body.prompt.nbytes // KEPT_BYTES_A_PLACE for request in requests)
-        if refusal.limit not in PASSING or not patience.wait_s or not self.has_room(tenant.name, places):
+        places = 1 + request.body.prompt.nbytes // KEPT_BYTES_A_PLACE
+        if refusal.limit not in PASSING or not self._has_room(tenant.name, places):
             raise refusal
-        kept = _Kept(requests, priority_of(requests[0], tenant), places, patience, _now())
-        line = self._lines.setdefault(tenant.name, _Line())
-        line.kept.append(kept)
-        self._count(tenant.name, places)
-        logs.get().info("REQUEST_KEPT", request_id=requests[0].request_id, limit=refusal.limit, wait_s=patience.wait_s)
-        patience.kept(refusal)
-        outcome = "left"
+        self._count += 1
+        kept = _Kept(priority_of(request, tenant), self._count, _now(), patience)
+        line = self._lines.setdefault((tenant.name, attempt.cell), _Line())
+        line.enter(kept)
+        self._take(tenant.name, places)
+        outcome = "refused"
         try:
+            logs.get().info("REQUEST_KEPT", request_id=request.request_id, limit=refusal.limit, wait_s=patience.wait_s)
             found = await self._tried(line, kept, attempt, refusal)
             outcome = "accepted"
             return found
-        except LimitExceeded:
-            outcome = "refused"
+        except asyncio.CancelledError:
+            outcome = "left"
             raise
         finally:
-            line.kept.remove(kept)
+            line.leave(kept)
             if not line.kept:
-                del self._lines[tenant.name]
-            self._count(tenant.name, -places)
+                del self._lines[tenant.name, attempt.cell]
+            self._take(tenant.name, -places)
             self._metrics.kept_seconds.labels(outcome).observe(_now() - kept.since)
 
-    async def _tried(
-        self, line: _Line, kept: _Kept, attempt: Callable[[Tenant, Turn], Awaitable[T]], refusal: LimitExceeded
-    ) -> T:
-        """Waits to be the first of the line, then calls `attempt` when it is the tenant's turn."""
-        try:
-            async with _held(line.first, kept.until):
-                while True:
-                    async with _held(self._trying, kept.until):
-                        if self._drain.has_begun:
-                            raise refusal
-                        try:
-                            return await attempt(kept.patience.tenant(), Turn(waited_s=_now() - kept.since))
-                        except LimitExceeded as error:
-                            if error.limit not in PASSING:
-                                raise
-                            refusal = error
-                        await asyncio.sleep(KEPT_TRY_S)
-        except _TimeIsOver:
-            raise refusal from None
+    async def _tried(self, line: _Line, kept: _Kept, attempt: Attempt[T], refusal: LimitExceeded) -> T:
+        turns = self._turns[attempt.cell]
 
-    def _count(self, tenant: str, places: int) -> None:
+        async def once() -> T:
+            if self._drain.has_begun:
+                raise refusal
+            tenant = kept.patience.tenant()
+            return await _to_its_end(attempt.run(tenant, _now() - kept.since), attempt.release)
+
+        while await _comes_first(kept, turns.trying):
+            line.news.clear()
+            turns.news.clear()
+            try:
+                return await once()
+            except LimitExceeded as error:
+                if error.limit not in PASSING or self._drain.has_begun:
+                    raise
+                refusal = error
+                if error.scope == "cell":  # it would refuse the others as well
+                    await _news(turns.news, KEPT_TRY_S)
+            finally:
+                turns.trying.release()
+            if refusal.scope == "client":
+                pause_s = max(KEPT_OWN_TRY_S, len(self._lines) * KEPT_TRY_S / 2)
+                await _news(line.news, min(pause_s, kept.until - _now()))
+        return await once()  # wherever it stands: it may have been accepted elsewhere by its key
+
+    def _has_room(self, tenant: str, places: int) -> bool:
+        free = KEPT_PLACES - self._places.total()
+        return places <= (free - self._places[tenant] if tenant else free) and not self._drain.has_begun
+
+    def _take(self, tenant: str, places: int) -> None:
         self._places[tenant] += places
         if not self._places[tenant]:
             del self._places[tenant]
-        self._metrics.tell_kept(sum(len(one.requests) for line in self._lines.values() for one in line.kept))
-
-
-def _turn(kept: Sequence[_Kept], priority: int) -> Turn:
-    """The turn of a request of this priority behind those that are kept."""
-    ahead = [request for one in kept if one.priority <= priority for request in one.requests]
-    return Turn(
-        requests=len(ahead),
-        rows=sum(int(request.body.prompt.size) for request in ahead),
-        tokens=sum(request.tokens for request in ahead),
-    )
+        self._metrics.tell_kept(sum(len(line.kept) for line in self._lines.values()))
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-@asynccontextmanager
-async def _held(lock: asyncio.Lock, until: float) -> AsyncIterator[None]:
-    """Holds `lock`, which goes to those who wait in their order. Raises _TimeIsOver if it is not free by `until`."""
-    if _now() >= until:  # a free lock is taken without a look at the clock
-        raise _TimeIsOver
+async def _comes_first(kept: _Kept, trying: asyncio.Lock) -> bool:
+    """Takes the lock once `kept` is the first of its line. False, without the lock, when its time is over before."""
+    while _now() < kept.until:
+        try:
+            async with asyncio.timeout_at(kept.until):
+                await kept.is_first.wait()
+                await trying.acquire()
+        except TimeoutError:
+            return False
+        if kept.is_first.is_set():
+            return True
+        trying.release()  # one with an earlier priority has come meanwhile
+    return False
+
+
+async def _news(news: asyncio.Event, most_s: float) -> None:
+    """Waits until something has ended, `most_s` seconds at most, and KEPT_LEAST_S at least."""
+    await asyncio.sleep(KEPT_LEAST_S)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(most_s):
+            await news.wait()
+
+
+async def _to_its_end(trying: Coroutine[Any, Any, T], release: Callable[[T], None]) -> T:
+    """Returns the result of an attempt. If the client leaves first, it runs to its end, and its result is released.
+
+    What Redis has accepted by then is cancelled as if the client had left a moment later.
+    """
+    task = asyncio.ensure_future(trying)
     try:
-        async with asyncio.timeout_at(until):
-            await lock.acquire()
-    except TimeoutError:
-        raise _TimeIsOver from None
-    try:
-        yield
-    finally:
-        lock.release()
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with suppress(BlockrelayError):
+            release(await task)
+        raise

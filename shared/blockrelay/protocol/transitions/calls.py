@@ -96,9 +96,6 @@ class Limits:
     each: bool = False
     others_rows: int = 0  # with `each`: prompt tokens of the others
     others_pages: int = 0  # with `each`: KV pages of the others
-    ahead: int = 0  # requests of the tenant that wait outside the queue and count as accepted before this one
-    ahead_rows: int = 0  # their prompt tokens
-    ahead_tokens: int = 0  # their prompt tokens and max_tokens
 
 
 @dataclass(frozen=True, slots=True)

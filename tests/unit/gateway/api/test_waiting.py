@@ -1,22 +1,27 @@
 """`Prefer: wait=SECONDS`: a refused request is kept until there is room, and accepted once."""
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from signal import SIGTERM
+from typing import Any
 
 import httpx
 import pytest
-from websockets.sync.client import connect
 
 from blockrelay.auth.api_keys import Tenant, add_key, remove_key
 from blockrelay.protocol.messages import Claimed
+from blockrelay.protocol.transitions.calls import Call
+from blockrelay.redis.client import AsyncScripts
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission import refusal_budget
+from blockrelay_gateway.api.client_headers import wanted_wait_s
 from blockrelay_gateway.cells import waiting_room
-from tests.support.gateway.played import PlayedWorker, RunningGateway, ending_gateway
+from tests.support.gateway.played import PlayedWorker, RunningGateway, ending_gateway, running_gateway
 from tests.support.waiting import wait_until
 
 BODY = {"prompt": "x", "max_tokens": 8, "temperature": 0}
@@ -69,16 +74,11 @@ def test_it_is_answered_as_soon_as_there_is_room(
     assert gateway.metric(KEPT) == 0 and gateway.metric(SECONDS, outcome="accepted") == 1
 
 
-@pytest.mark.parametrize("form", ["stream", "background", "infer", "socket"])
+@pytest.mark.parametrize("form", ["stream", "background", "infer"])
 def test_every_form_of_a_text_request_may_wait(
     gateway: RunningGateway, worker: PlayedWorker, running: Claimed, later: ThreadPoolExecutor, form: str
 ) -> None:
     def ask() -> str:
-        if form == "socket":
-            url = f"ws{gateway.url.removeprefix('http')}/v1/infer/ws"
-            with connect(url, additional_headers=WAIT) as socket:
-                socket.send(json.dumps(BODY))
-                return str(socket.recv())
         path = "/v1/infer" if form == "infer" else "/v1/completions"
         more = {} if form == "infer" else {form: True}
         answer = gateway.http.post(path, json=BODY | more, headers=WAIT)
@@ -152,11 +152,32 @@ def test_they_are_accepted_in_the_order_in_which_they_came(
     order: list[int] = []
     for _ in range(3):
         finished(worker, running)
-        assert gateway.post("/v1/completions", **BODY).status_code == 503, "nobody else passes them"
         (running,) = worker.claim()
         order.append(running.body.params["max_tokens"])
     finished(worker, running)
     assert order == [2, 3, 4] and all(answer.result().status_code == 200 for answer in answers)
+
+
+def test_an_earlier_priority_goes_before_them(
+    gateway: RunningGateway, worker: PlayedWorker, running: Claimed, later: ThreadPoolExecutor
+) -> None:
+    answers: list[Future[httpx.Response]] = []
+    for number, priority in enumerate((50, 0, 20)):
+        body = BODY | {"background": True, "priority": priority, "max_tokens": 2 + priority}
+        answers.append(later.submit(gateway.http.post, "/v1/completions", json=body, headers=WAIT))
+        is_kept(gateway, number + 1)
+    order: list[int] = []
+    for _ in range(3):
+        finished(worker, running)
+        (running,) = worker.claim()
+        order.append(running.body.params["max_tokens"] - 2)
+    assert order == [0, 20, 50] and all(answer.result().status_code == 202 for answer in answers)
+
+
+def test_several_prompts_are_never_kept(settings: GatewaySettings, running: Claimed) -> None:
+    with running_gateway(settings.model_copy(update={"max_in_flight": 2})) as gateway:
+        assert gateway.http.post("/v1/completions", json=BODY | {"prompt": ["x", "y"]}, headers=WAIT).status_code == 503
+        assert gateway.metric(SECONDS, outcome="refused") == 0
 
 
 def test_its_timeout_begins_when_it_came(
@@ -170,6 +191,60 @@ def test_its_timeout_begins_when_it_came(
     (claimed,) = worker.claim()
     deadline = int(worker.record(claimed.request_id)[b"deadline_ms"])
     assert answer.result().status_code == 202 and deadline <= began + 60_000
+
+
+def test_it_waits_no_longer_than_its_timeout(gateway: RunningGateway, running: Claimed) -> None:
+    refused = gateway.http.post("/v1/completions", json=BODY | {"timeout": 1}, headers=WAIT)
+    assert refused.status_code == 503 and gateway.metric(SECONDS, outcome="refused") == 1
+
+
+def test_one_whose_client_leaves_while_it_is_accepted_is_cancelled(
+    gateway: RunningGateway, worker: PlayedWorker, running: Claimed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, accepted, gone = AsyncScripts.run, threading.Event(), threading.Event()
+
+    async def slow(self: AsyncScripts, call: Call[Any], **how: Any) -> Any:
+        answer = await run(self, call, **how)
+        if call.script == "accept" and answer.status == "OK":
+            accepted.set()
+            await asyncio.to_thread(gone.wait)
+        return answer
+
+    monkeypatch.setattr(AsyncScripts, "run", slow)
+    impatient = HTTPConnection(gateway.url.removeprefix("http://"))
+    impatient.request("POST", "/v1/completions", json.dumps(BODY), {**WAIT, "idempotency-key": "left"})
+    is_kept(gateway)
+    finished(worker, running)
+    assert accepted.wait(30)
+    impatient.close()
+    (claimed,) = worker.claim()
+    gone.set()
+    wait_until(lambda: worker.record(claimed.request_id).get(b"end") == b"cancelled", "it is cancelled")
+    assert gateway.metric(KEPT) == 0
+
+
+def test_one_that_another_gateway_has_accepted_is_found(
+    gateway: RunningGateway,
+    worker: PlayedWorker,
+    settings: GatewaySettings,
+    running: Claimed,
+    later: ThreadPoolExecutor,
+) -> None:
+    first = later.submit(gateway.http.post, "/v1/completions", json=BODY, headers=WAIT)
+    is_kept(gateway)
+    keyed = BODY | {"background": True}
+    behind = later.submit(
+        gateway.http.post, "/v1/completions", json=keyed, headers={"prefer": "wait=2", "idempotency-key": "elsewhere"}
+    )
+    is_kept(gateway, 2)
+    with running_gateway(settings.model_copy(update={"max_in_flight": 9})) as other:
+        there = other.http.post("/v1/completions", json=keyed, headers={"idempotency-key": "elsewhere"})
+    assert there.status_code == 202
+    assert behind.result().status_code == 202 and behind.result().json()["id"] == there.json()["id"]
+    for claimed in (running, *worker.claim()):
+        finished(worker, claimed)
+    finished(worker, worker.claim()[0])
+    assert first.result().status_code == 200
 
 
 def test_a_gateway_that_ends_refuses_what_it_keeps(settings: GatewaySettings, worker: PlayedWorker) -> None:
@@ -264,7 +339,27 @@ class TestKeys:
         assert waits.result().status_code == 401
 
 
-@pytest.mark.parametrize("value", ["wait=soon", "wait=-1", "wait=1.5", "wait", "wait=", "respond-async, wait=x"])
+@pytest.mark.parametrize(
+    "value", ["wait=soon", "wait=-1", "wait=1.5", "wait", "wait=", "respond-async, wait=x", 'wait="1']
+)
 def test_what_is_no_number_of_seconds_is_refused(gateway: RunningGateway, value: str) -> None:
     refused = gateway.http.post("/v1/completions", json=BODY, headers={"prefer": value})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Prefer")
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [
+        ([], 0),
+        (["respond-async"], 0),
+        (["wait=10"], 10),
+        (["WAIT = 10"], 10),
+        (['wait="10"'], 10),
+        (["respond-async, wait=10;x=1", "wait=20"], 10),
+        (['foo="a, wait=x", handling=lenient', "wait=7"], 7),
+        (["waiting=5"], 0),
+        (["wait=999999"], 55),
+    ],
+)
+def test_the_first_wait_among_the_preferences_counts(values: list[str], seconds: float) -> None:
+    assert wanted_wait_s(values) == seconds

@@ -20,7 +20,6 @@ from blockrelay_gateway.api.infer.responses import TensorAnswer
 from blockrelay_gateway.api.intake import BodyIntake, content_of
 from blockrelay_gateway.api.reading import BodyReader, RequestOrigin, Tensors, Text
 from blockrelay_gateway.api.state import Gateway
-from blockrelay_gateway.api.submitting import patience_of
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.draining.drain import RESTART_CODE, RESTART_REASON
 from blockrelay_gateway.http import authentication
@@ -211,7 +210,7 @@ class SocketConversation:
         if isinstance(body, Tensors):
             session = body.request.session_id
             return self._tensors(message.name, session, await handlers.submit_tensors(gateway, body, tenant), tenant)
-        cell, readers = await gateway.submission.submit(body.requests, tenant, patience=patience_of(self._socket))
+        cell, readers = await gateway.submission.submit(body.requests, tenant)
         return self._text(message.name, cell, readers, background=body.background, streamed=body.stream)
 
     async def _tensors(

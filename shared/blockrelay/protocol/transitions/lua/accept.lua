@@ -16,7 +16,7 @@
 local id, model, pages_needed, deadline_ms = ARGS.request, ARGS.model, ARGS.pages_needed, ARGS.deadline_ms
 local prompt_tokens, max_tokens = ARGS.prompt_tokens, ARGS.max_tokens
 local tenant, weight, priority, limits = ARGS.tenant, ARGS.weight, ARGS.priority, ARGS.limits
-local per_minute, others, ahead, result = limits.tokens_per_minute, limits.others, limits.ahead, ARGS.result_bytes
+local per_minute, others, result = limits.tokens_per_minute, limits.others, ARGS.result_bytes
 local known = redis.call('HMGET', P .. 'request:' .. id, 'state', 'fingerprint', 'abandoned')
 if known[1] and not known[3] then
   if (known[2] or '') ~= ARGS.fingerprint then return {'OTHER'} end
@@ -70,12 +70,12 @@ if per_minute > 0 then
   local since = NOW - tonumber(v[2] or NOW)
   if since < 0 then since = 60000 end  -- the clock was set back: fill the bucket instead of waiting for the clock
   level = math.min(per_minute, tonumber(v[1] or per_minute) + since * per_minute / 60000)
-  local lacks = prompt_tokens + max_tokens + limits.others_tokens + limits.ahead_tokens - level
+  local lacks = prompt_tokens + max_tokens + limits.others_tokens - level
   if lacks > 0 then return {'TOKENS', math.floor(level), math.ceil(lacks * 60000 / per_minute)} end
 end
 if limits.concurrency > 0 then
   local mine = redis.call('SCARD', P .. 'tenant-requests:' .. tenant)
-  if mine + others + ahead >= limits.concurrency then return {'CONCURRENT', mine, 1000} end
+  if mine + others >= limits.concurrency then return {'CONCURRENT', mine, 1000} end
 end
 
 -- Limits of tensor results on the payload Redis. First drop the accounting of results whose time is over, 512 at a time.
@@ -95,10 +95,10 @@ end
 
 -- The capacity of the cell.
 local in_flight = redis.call('ZCARD', P .. 'running')
-if in_flight + others + ahead >= limits.in_flight then return {'BUSY', in_flight, 1000} end
+if in_flight + others >= limits.in_flight then return {'BUSY', in_flight, 1000} end
 if limits.share then
   local mine = redis.call('SCARD', P .. 'tenant-requests:' .. tenant)
-  if mine + others + ahead + 1 > limits.in_flight - in_flight - others - ahead then return {'SHARE', mine, 1000} end
+  if mine + others + 1 > limits.in_flight - in_flight - others then return {'SHARE', mine, 1000} end
 end
 -- Nondeterministic devices may not take an exact request, and a GPU that joins later may be one: it is queued for CPUs.
 local class = not ARGS.exact and redis.call('HGET', P .. 'plan:' .. model, 'class') or 'cpu'
@@ -112,18 +112,16 @@ local due
 if found.token then
   local rank = next_rank(P .. 'shares:' .. model .. ':' .. class, priority, weight, tenant)
   local need, rows = pages_needed * (1 + others), prompt_tokens + limits.others_tokens
-  local own_before = limits.ahead_tokens + (limits.each and limits.others_tokens or 0)
-  rank = rank + math.ceil(own_before / weight)
-  outstanding.queued_rows = outstanding.queued_rows + limits.ahead_rows
-  outstanding.queued_tokens = outstanding.queued_tokens + limits.ahead_tokens - limits.ahead_rows
+  local own_before = 0
   if limits.each then  -- forecast for the last of them, with the others before it in the queue
+    rank, own_before = rank + math.ceil(limits.others_tokens / weight), limits.others_tokens
     need, rows = pages_needed, prompt_tokens
     outstanding.queued_rows = outstanding.queued_rows + limits.others_rows
     outstanding.queued_tokens = outstanding.queued_tokens + limits.others_tokens - limits.others_rows
     outstanding.pages = outstanding.pages + limits.others_pages
   end
   local before = tokens_before(P .. 'shares:' .. model .. ':' .. class, rank)
-  local wait, first, all = forecast(found, outstanding, in_flight + others + ahead, need, rows, max_tokens, before and before + own_before)
+  local wait, first, all = forecast(found, outstanding, in_flight + others, need, rows, max_tokens, before and before + own_before)
   local longest_wait = math.floor(1000 * limits.wait_s)
   if longest_wait > 0 and 1000 * (wait + first) > longest_wait then
     return {'WAIT', math.ceil(1000 * (wait + first)), math.ceil(1000 * (wait + first)) - longest_wait}
