@@ -109,6 +109,7 @@ def test_people_find_it_run_it_again_and_remove_it(tmp_path: Path, monkeypatch: 
         assert "signal 9" in command("replay", name, data=tmp_path, code=1)
         told = command("replay", name, data=tmp_path, BLOCKRELAY_FAILPOINT="")
         assert "then it ended (" in told and "nothing failed here" in told
+        assert "tokens 0 to 0: cpu " in told, "what ran it then"
         assert "no dead letter of req-x" in command("show", "req-x", data=tmp_path, code=2)
         assert "--all" in command("remove", data=tmp_path, code=2)
         assert "1 removed" in command("remove", name, data=tmp_path)

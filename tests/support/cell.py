@@ -8,12 +8,12 @@ import numpy as np
 import redis
 
 from blockrelay.protocol.capabilities import Capabilities
-from blockrelay.protocol.ended import decode_log, whole_log, whole_record
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, Commit, CommitAnswer, EndEntry, LogEntry, RequestBody
 from blockrelay.protocol.number import PROTOCOL
 from blockrelay.protocol.plan import Device
-from blockrelay.protocol.timeline import timeline
+from blockrelay.protocol.records.ended import decode_log, whole_log, whole_record
+from blockrelay.protocol.records.timeline import timeline
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.cell_settings import CellSettings, publish_cell_settings
 from blockrelay.redis.client import Scripts

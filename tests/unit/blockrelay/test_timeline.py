@@ -1,6 +1,6 @@
 """The timeline of a record."""
 
-from blockrelay.protocol.timeline import timeline, waits_for
+from blockrelay.protocol.records.timeline import timeline, waits_for
 
 
 def test_events_come_in_the_order_they_happened() -> None:

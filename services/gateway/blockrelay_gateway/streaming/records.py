@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from blockrelay.errors import NotFound, ServiceUnavailable
-from blockrelay.protocol.ended import Log, whole_log
 from blockrelay.protocol.number import NUMBERS, is_spoken, number_of
+from blockrelay.protocol.records.ended import Log, whole_log
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.cell_links import CellLinks
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol, cast
 
 from blockrelay.errors import BlockrelayError, RedisTrouble
 from blockrelay.observability import logs
-from blockrelay.protocol.ended import decode_log, whole_record
 from blockrelay.protocol.messages import EndEntry
+from blockrelay.protocol.records.ended import decode_log, whole_record
 from blockrelay.redis.client import backoff_s
 from blockrelay_gateway.policy import GATEWAY_TTL_S, STEPS_SETTLE_S, THREADED_SPANS, TRACES_WAITING
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest

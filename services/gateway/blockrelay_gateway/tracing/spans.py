@@ -1,7 +1,7 @@
 """Derives the spans of a request from its record. Pure: every process gets the same spans of an ended request.
 
 The record outlives every process, so a trace also shows the run of a worker that was killed, which could not have
-reported it. Times are of Redis' clock; those of the timeline (`blockrelay.protocol.timeline`) are whole milliseconds.
+reported it. Times are of Redis' clock; those of the timeline (`records.timeline`) are whole milliseconds.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from typing import Any
 
 from blockrelay.observability.traceparent import trace_and_parent
 from blockrelay.protocol.messages import EndEntry, RequestBody
-from blockrelay.protocol.timeline import timeline
+from blockrelay.protocol.records.timeline import timeline
 
 Value = str | int | float | bool | list[str]
 
@@ -80,7 +80,7 @@ def request_spans(
     """Returns the span of the request, then `queue` and `run` in turns.
 
     A run is followed by `prefill` if it began before the request's first token, and by `decode` if it made that token.
-    Later runs have neither. `record` is a whole one (`blockrelay.protocol.ended`), `end` the last entry of its log.
+    Later runs have neither. `record` is a whole one (`records.ended`), `end` the last entry of its log.
     While the request has not ended, `end` is None and open spans end at `now_ms` (Unix milliseconds). No span has
     prompts or texts. Raises WireError for a body that cannot be read.
     """

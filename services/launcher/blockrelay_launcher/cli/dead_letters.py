@@ -6,7 +6,7 @@ A request becomes a dead letter when it killed its workers or failed otherwise.
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -19,9 +19,11 @@ from rich.table import Column, Table
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError, WireError
 from blockrelay.host.child_command import module_command
+from blockrelay.protocol.encoding import codec
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import RequestBody
+from blockrelay.protocol.records.provenance import Ran, provenance
 from blockrelay.redis.cell_address import CellAddress, connected
 from blockrelay.typed_command import typed
 from blockrelay_launcher.cli.cell_options import CellOptions
@@ -52,6 +54,10 @@ class DeadLetter:
     numerics: str
     body: bytes
     """The encoded RequestBody."""
+    ran: tuple[Ran, ...]
+    """Which workers computed which of its tokens."""
+    tokens: tuple[int, ...]
+    """Its committed tokens; of more than 1024, the first ones."""
 
     @property
     def when(self) -> datetime:
@@ -71,6 +77,7 @@ class DeadLetter:
             "committed": self.committed,
             "model": self.model,
             "numerics_id": self.numerics,
+            "runs": [asdict(run) for run in self.ran],
         }
         try:
             body = RequestBody.decode(self.body)
@@ -99,6 +106,8 @@ def read_letters(client: redis.Redis, keys: Keys) -> list[DeadLetter]:
             model=text(fields, b"model"),
             numerics=text(fields, b"numerics"),
             body=fields[b"body"],
+            ran=tuple(provenance(fields, int(fields[b"committed"]))),
+            tokens=tuple(codec.unpack_list(fields[b"tokens"])) if b"tokens" in fields else (),
         )
         for entry, fields in cast(Any, client.xrange(keys.dead_letters))
     ]
@@ -158,16 +167,24 @@ def replay(
     named: CellOptions,
     model: Annotated[Path | None, typer.Option(help="Block folder of its model; default: BLOCKRELAY_MODEL.")] = None,
 ) -> None:
-    """Run the request alone in a new process, without services, and print the outcome. Exit code 1: it fails again."""
+    """Run the request alone in a new process, without services, and print the outcome and what differs from its runs.
+
+    Exit code 1: it fails again.
+    """
     cell = named.find()
     folder = (model or cell.settings.model).absolute()
     model_key = open_block_folder(folder, blocks=[]).model_key
     letter = _find(cell, request)
     if model_key != letter.model:
         raise UsageError(f"{letter.request_id} was for another model than {folder}: choose it with --model")
-    typer.echo(f"{letter.request_id}: {letter.why}, {letter.committed} tokens were committed. Now alone:")
+    typer.echo(f"{letter.request_id}: {letter.why}, {letter.committed} tokens were committed, by")
+    for run in letter.ran:
+        typer.echo(f"  attempt {run.attempt}, tokens {run.begin} to {run.end}: {_route(run)}")
+    typer.echo("Now alone:")
     sys.stdout.flush()
-    argv = module_command("blockrelay_worker.offline.replay", "--model", folder, "--request", letter.request_id)
+    committed = ",".join(map(str, letter.tokens))
+    named_request = ("--request", letter.request_id, "--committed", committed)
+    argv = module_command("blockrelay_worker.offline.replay", "--model", folder, *named_request)
     code = subprocess.run(argv, input=letter.body, check=False).returncode
     if code < 0:
         typer.echo(f"\nthe process was killed by signal {-code}: it kills its worker")
@@ -176,6 +193,10 @@ def replay(
     else:
         typer.echo("nothing failed here")
     raise typer.Exit(1 if code else 0)
+
+
+def _route(run: Ran) -> str:
+    return ", ".join(f"{stage.device} {stage.worker} (blocks {stage.blocks}, {stage.numerics})" for stage in run.stages)
 
 
 @app.command("remove")

@@ -8,8 +8,8 @@ from blockrelay.errors import WireError
 from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.encoding.forward_segment import ForwardSegment
-from blockrelay.protocol.ended import decode_log
 from blockrelay.protocol.messages import Claimed, Forward, NextJob, RequestBody, TokenEntry
+from blockrelay.protocol.records.ended import decode_log
 from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
 from blockrelay.protocol.transitions import calls
 from blockrelay.text.tokenizer import Tokenizer

@@ -1,12 +1,15 @@
 """`python -m blockrelay_worker.offline.replay --request ID < BODY`: runs a dead letter again, alone in this process.
 
 BODY is an encoded RequestBody. Tokens go to stdout as text while they come (as ids, for a model without a tokenizer),
-so that the output shows how far a failing request comes. A tensor step has no tokens: its prompt runs, and one line
-says that its logits are finite. Ends with code 0 when the request completes, 1 when it fails or BODY is malformed, 2
-when the model cannot take the request. If the request kills workers, it ends as its worker did.
+so that the output shows how far a failing request comes; a line behind them says whether they are those that were
+committed. A tensor step has no tokens: its prompt runs, and one line says that its logits are finite. Ends with code 0
+when the request completes, 1 when it fails or BODY is malformed, 2 when the model cannot take the request. If the
+request kills workers, it ends as its worker did.
 """
 
 import sys
+from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +34,7 @@ def main(
         str, typer.Option(help="id of the request: its seed derives from it, unless the request names one")
     ],
     model: Annotated[Path, typer.Option(help="block folder")] = BUNDLED_MODEL,
+    committed: Annotated[str, typer.Option(help="its first tokens, as they were committed: ids with commas")] = "",
     threads: Annotated[
         int | None, typer.Option(min=1, callback=check_threads, help="[default: the cores of this machine]")
     ] = None,
@@ -59,6 +63,17 @@ def main(
     typer.echo(
         f"{'' if text is None else text.finish()}\n{len(done.tokens)} tokens, then it ended ({done.finish_reason})"
     )
+    if committed:
+        typer.echo(compared(list(map(int, committed.split(","))), done.tokens, pipeline.numerics))
+
+
+def compared(then: Sequence[int], now: Sequence[int], numerics: str) -> str:
+    """Says in one line where the tokens of a replay under the numerics id `numerics` differ from those committed."""
+    for place, (old, new) in enumerate(zip_longest(then, now[: len(then)])):
+        if old != new:
+            what = "is missing" if new is None else f"is {new}"
+            return f"under {numerics} token {place} {what} and was {old}: all {place} before it are the same"
+    return f"under {numerics} all {len(then)} committed tokens are the same"
 
 
 if __name__ == "__main__":

@@ -111,6 +111,7 @@ def test_requests_of_others_do_not_exist(
     assert gateway.http.get(f"/v1/requests/{name}", headers=ada).json()["status"] == "completed"
     assert gateway.http.get(f"/v1/requests/{name}/events", headers=ada).status_code == 200
     assert gateway.http.get(f"/v1/requests/{name}/events", headers=bob).status_code == 404
+    assert gateway.http.get(f"/v1/requests/{name}/provenance", headers=bob).status_code == 404
 
 
 def test_kv_pages_are_shared_with_nobody(

@@ -166,6 +166,7 @@ def test_an_unknown_path_or_method_has_the_error_shape_too(gateway: RunningGatew
         (gateway.http.get("/v1/requests/nonsense"), 404),
         (gateway.http.get("/v1/requests/req-" + "0" * 24), 404),
         (gateway.http.get("/v1/requests/req-" + "0" * 24 + "/events"), 404),
+        (gateway.http.get("/v1/requests/req-" + "0" * 24 + "/provenance"), 404),
         (gateway.http.delete("/v1/requests/req-" + "0" * 24), 404),
         (gateway.http.get("/v1/models/other"), 404),
     ):

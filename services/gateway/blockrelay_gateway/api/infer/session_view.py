@@ -8,9 +8,9 @@ from typing import Any, cast
 from blockrelay.auth.api_keys import Tenant
 from blockrelay.errors import NotFound
 from blockrelay.protocol.constants import PAGE_TOKENS
-from blockrelay.protocol.ended import decode_log
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.plan import WorkerInfo
+from blockrelay.protocol.records.ended import decode_log
 from blockrelay.redis.registry import read_workers_async
 from blockrelay_gateway.admission.namespaces import scoped_session
 from blockrelay_gateway.api.infer.session_kv import ServedKv

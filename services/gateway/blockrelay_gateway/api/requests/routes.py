@@ -8,6 +8,7 @@ prefix decides the format.
 
 import asyncio
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request
@@ -15,10 +16,11 @@ from fastapi.responses import Response
 
 from blockrelay.errors import NotFound
 from blockrelay.protocol.encoding.request_ids import RequestId, parse_id, public_id
-from blockrelay.protocol.ended import body_of, decode_log, whole_record
 from blockrelay.protocol.messages import EndEntry, RequestBody
+from blockrelay.protocol.records.ended import body_of, decode_log, whole_record
+from blockrelay.protocol.records.provenance import provenance
+from blockrelay.protocol.records.timeline import timeline, waits_for
 from blockrelay.protocol.sampling_params import SamplingParams
-from blockrelay.protocol.timeline import timeline, waits_for
 from blockrelay.protocol.transitions import calls
 from blockrelay_gateway.admission.idempotency import sibling
 from blockrelay_gateway.api import state
@@ -92,6 +94,25 @@ async def trace(request_id: PathId, request: Request) -> Response:
         return trace_events(public_id(name, cell.name), spans, stages_of(name, spans, steps, record))
 
     return JsonAnswer(await asyncio.to_thread(events))
+
+
+@router.get("/v1/requests/{request_id}/provenance")
+async def ran(request_id: PathId, request: Request) -> Response:
+    """Which workers computed which tokens: for each run the stages with worker, device, epoch and numerics id."""
+    gateway, tenant = state.of(request), authentication.of(request).name
+    (name, _, _), cell = find(gateway, request_id)
+    record, log = await cell.records.read(name, whole=False)
+    cell.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
+    tokens = int(record[b"committed"])
+    return JsonAnswer(
+        {
+            "id": request_id,
+            "object": "request.provenance",
+            "request_id": public_id(name, cell.name),
+            "completion_tokens": tokens,
+            "runs": [asdict(run) for run in provenance(whole_record(record, log), tokens)],
+        }
+    )
 
 
 @router.delete("/v1/requests/{request_id}")

@@ -13,9 +13,9 @@ from functools import partial
 
 from blockrelay.errors import RedisTrouble, RedisUnavailable
 from blockrelay.observability import logs
-from blockrelay.protocol.ended import decode_log
 from blockrelay.protocol.messages import EndEntry
 from blockrelay.protocol.number import PROTOCOL
+from blockrelay.protocol.records.ended import decode_log
 from blockrelay.protocol.transitions import calls
 from blockrelay_gateway.policy import GATEWAY_TTL_S, REPAIR_EVERY_S, SILENT_S
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest

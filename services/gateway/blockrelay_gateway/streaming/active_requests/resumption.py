@@ -1,7 +1,7 @@
 """Makes a request active that any gateway accepted before, from its record."""
 
 from blockrelay.errors import NotFound
-from blockrelay.protocol.ended import body_of, decode_log
+from blockrelay.protocol.records.ended import body_of, decode_log
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_gateway.streaming.active_requests.acceptance import Acceptance
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest

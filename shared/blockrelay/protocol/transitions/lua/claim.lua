@@ -9,7 +9,7 @@
 -- A request that denies fallbacks and whose GPU failed waits for GPUs for all stages that had one; a scheduler ends it when
 -- none come.
 -- Keeps I3, I4 (reservations), I11 (first runs by rank), I13, I15 (which pages are private), I16.
--- needs: requests/record, requests/timeline, requests/finish, queue/fair_queue, workers/fleet, workers/serving, workers/routes
+-- needs: requests/record, requests/timeline, requests/provenance, requests/finish, queue/fair_queue, workers/fleet, workers/serving, workers/routes
 -- Arguments: worker, free_pages (of a worker of the whole model), runs (random run ids, one for each job that it may get)
 -- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, quarantined, leading tokens whose KV pages may be
 --   reused at most (-1: any), body, {committed tokens}, milliseconds until its deadline (-1: none), runs before this one,
@@ -128,6 +128,7 @@ local function give(r)
   end
   redis.call('HSETNX', P .. 'request:' .. r.id, 'claimed_ms', NOW)
   timeline_event(r.id, 'c' .. r.class)
+  note_run(r, route, me.split, numerics, tonumber(redis.call('HGET', P .. 'request:' .. r.id, 'reruns') or '0'))
   if goes_on and history ~= r.numerics then timeline_event(r.id, 'n' .. numerics .. '@' .. r.committed) end
   redis.call('ZADD', P .. 'running', 'XX', NOW, r.id)
   local tokens = {}

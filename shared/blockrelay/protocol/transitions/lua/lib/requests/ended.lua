@@ -3,11 +3,11 @@
 
 -- Fields that the record of an ended request keeps, beside `state`, `end` and `progress_ms`.
 local REMAINING = {'v', 'committed', 'model', 'tenant', 'accepted_ms', 'claimed_ms', 'first_token_ms', 'reruns',
-  'numerics', 'fingerprint', 'retention_s'}
+  'fingerprint', 'retention_s'}
 -- Of these, fields that are dropped while the notes have the same time, and the pattern of that note.
 local NOTED = {claimed_ms = '^%d+c', first_token_ms = '%d+t;'}
 -- Fields that move into the terminal entry: they are long, and the hash stays compact without them.
-local MOVING = {'body', 'notes'}
+local MOVING = {'body', 'notes', 'ran'}
 -- A log of up to MOST_PACKED tokens is packed into its terminal entry, under the id of the last entry. If that has at most
 -- MOST_MOVED bytes it moves into the record, in pieces of PIECE bytes, since Redis keeps a hash with short values in one
 -- piece of memory. The packed log stays LINGER seconds for those who read it now.

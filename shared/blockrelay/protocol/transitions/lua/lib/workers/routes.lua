@@ -3,19 +3,22 @@
 -- deterministic workers share a route only under one numerics id.
 -- needs: workers/fleet
 
--- The worker that claims, the first of every route: id, model, split, device, numerics, varies, pages (of its pool), free
--- (pages not reserved), running (requests that it runs), and `stages` of its split, {first block, last block} of each.
+-- The worker that claims, the first of every route: id, model, split, device (gpu or cpu), device_id (its name), epoch (of the
+-- plan that gave it its stage), numerics, varies, pages (of its pool), free (pages not reserved), running (requests that it runs), and `stages` of its split, {first block, last block} of each.
 local me
+
+-- The name of a worker's device, or its kind (gpu or cpu) if it has none.
+local function named(device_id, device) return device_id and device_id ~= '' and device_id or device end
 
 -- Reads `me`. False when the worker may not claim: it is unknown, of a later stage, draining, without inbox or heartbeat.
 local function claims(worker)
   local v = redis.call('HMGET', P .. 'worker:' .. worker, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'pages_reserved',
-    'draining', 'varies')
+    'draining', 'varies', 'device_id', 'epoch')
   if not v[1] or v[3] ~= '0' or redis.call('EXISTS', P .. 'inbox:' .. worker) == 0 then return false end
   if v[8] or not is_alive(redis.call('ZSCORE', P .. 'workers', worker)) then return false end
   local stages = {}
   for first, last in string.gmatch(v[2], '(%d+)-(%d+)') do stages[#stages + 1] = {tonumber(first), tonumber(last)} end
-  me = {id = worker, model = v[1], split = v[2], device = v[4], numerics = v[5], varies = v[9] == '1', pages = tonumber(v[6]),
+  me = {id = worker, model = v[1], split = v[2], device = v[4], device_id = named(v[10], v[4]), epoch = v[11] or '', numerics = v[5], varies = v[9] == '1', pages = tonumber(v[6]),
     free = tonumber(v[6]) - tonumber(v[7] or '0'), running = redis.call('SCARD', P .. 'worker-requests:' .. worker), stages = stages}
   return true
 end
@@ -47,18 +50,18 @@ local function roster()
   end)
 end
 
--- Appends to `found`, or to a new list, those workers of `ids` that live, are ready and do not drain: {id, numerics, varies,
--- pages, free, running}; `look_for` adds the device. `ids` may be nil. `chance`: hex digits that choose the sample.
+-- Appends to `found`, or to a new list, those workers of `ids` that live, are ready and do not drain: {id, device, device_id,
+-- epoch, numerics, varies, pages, free, running}. `ids` may be nil. `chance`: hex digits that choose the sample.
 local function live(ids, chance, found)
   found = found or {}
   ids = ids or {}
   local first = #ids > SAMPLE and tonumber(string.sub(chance, 1, 8), 16) or 0
   for i = 1, math.min(#ids, SAMPLE) do
     local w = ids[(first + i) % #ids + 1]
-    local v = redis.call('HMGET', P .. 'worker:' .. w, 'pages', 'pages_reserved', 'draining', 'numerics', 'varies')
+    local v = redis.call('HMGET', P .. 'worker:' .. w, 'pages', 'pages_reserved', 'draining', 'numerics', 'varies', 'device', 'device_id', 'epoch')
     if v[1] and not v[3] and is_alive(redis.call('ZSCORE', P .. 'workers', w))
       and redis.call('EXISTS', P .. 'inbox:' .. w) == 1 then
-      found[#found + 1] = {id = w, numerics = v[4], varies = v[5] == '1', pages = tonumber(v[1]),
+      found[#found + 1] = {id = w, device = v[6], device_id = named(v[7], v[6]), epoch = v[8] or '', numerics = v[4], varies = v[5] == '1', pages = tonumber(v[1]),
         free = tonumber(v[1]) - tonumber(v[2] or '0'), running = redis.call('SCARD', P .. 'worker-requests:' .. w)}
     end
   end
@@ -93,7 +96,6 @@ local function look_for(known, partner, chance)
     for _, device in ipairs({'gpu', 'cpu'}) do
       local groups = known[s + 1][device]
       found[s][device] = live(groups[VARIES], chance, partner ~= VARIES and live(groups[partner], chance) or {})
-      for _, c in ipairs(found[s][device]) do c.device = device end
     end
     all = all and #found[s].gpu + #found[s].cpu > 0
   end

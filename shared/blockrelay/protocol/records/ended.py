@@ -1,6 +1,6 @@
 """Reads the body, the notes and the log of a request, whether it runs or has ended.
 
-To save memory, the end of a request moves its body and notes from the record into the terminal entry of the log. A
+To save memory, the end of a request moves its long fields from the record into the terminal entry of the log. A
 short log is packed into that entry, and the entry moves into the record (`transitions/lua/lib/requests/ended.lua`).
 """
 
@@ -31,7 +31,7 @@ def whole_log(record: Mapping[bytes, bytes], log: Log) -> Log:
 
 
 def whole_record(record: Mapping[bytes, bytes], log: Log) -> Mapping[bytes, bytes]:
-    """Returns the record with the body and notes that the end of the request moved into the last entry of the log.
+    """Returns the record with the fields that the end of the request moved into the last entry of the log.
 
     `log` needs to have at least that entry. Raises WireError when neither has a body.
     """
@@ -39,7 +39,11 @@ def whole_record(record: Mapping[bytes, bytes], log: Log) -> Mapping[bytes, byte
         return record
     with reading("the body in the last log entry"):
         terminal = whole_log(record, log)[-1][1]
-        return {**record, b"body": terminal[b"body"], b"notes": terminal.get(b"notes", b"")}
+        return {
+            **record,
+            b"body": terminal[b"body"],
+            **{name: terminal.get(name, b"") for name in (b"notes", b"ran", b"numerics")},
+        }
 
 
 def body_of(record: Mapping[bytes, bytes], log: Log) -> RequestBody:

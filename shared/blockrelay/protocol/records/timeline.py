@@ -10,7 +10,7 @@ _NOTE = re.compile(r"(\d+)([ctrfnwd])([^;]*);")
 def timeline(record: Mapping[bytes, bytes]) -> list[dict[str, Any]]:
     """Returns the events {"event", "at_ms" (Unix), ...} of a request, in the order in which the scripts wrote them.
 
-    `record` must be whole (`blockrelay.protocol.ended.whole_record`). The events and their further fields:
+    `record` must be whole (`blockrelay.protocol.records.ended.whole_record`). The events and their further fields:
     accepted, queued, claimed (route_class), first_token, rerun (reason; tokens committed so far; numerics_id if it
     waits for a worker of that id), numerics_changed (numerics_id; tokens before the change), fallback (block_id,
     blocks, reason, error_code), fallback_denied (block_id that waits for a GPU), end (reason).
