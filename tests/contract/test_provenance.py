@@ -111,7 +111,7 @@ def test_a_dead_letter_keeps_it_and_the_tokens(cell: Cell) -> None:
     meta = {"error": "x", "code": "row_not_finite"}
     cell.scripts.run(calls.finish("req-1", "error", meta=meta, run_id=run.run_id))
     (letter,) = read_letters(cell.client, cell.keys)
-    assert letter.tokens == (7, 8) and letter.ran == tuple(told(cell))
+    assert letter.tokens == (7, 8) and letter.ran == told(cell)
     assert [workers(ran) for ran in letter.ran] == [["a", "b", "c"]]
 
 

@@ -131,7 +131,7 @@ REFUSED_BODY_BYTES = 16 << 10
 KEPT_PLACES = 256
 KEPT_BYTES_A_PLACE = 256 << 10
 #: The most seconds that a request is kept: less than the minute that proxies usually wait for an answer to begin.
-KEPT_S = 55.0
+KEPT_S = 50.0
 #: Seconds after a refusal for want of room in a cell until a kept request is tried there again, unless a request ends
 #: before: 20 refusals a second, as many as a flood may cost.
 KEPT_TRY_S = 0.05

@@ -65,10 +65,12 @@ class Gateway:
     def enter(self, phase: Phase) -> None:
         """Begins a phase of the gateway's end.
 
-        FINISHING ends streams that would never end by themselves. CUTTING also stops waiting for readers and bodies.
+        Nothing is kept for room any longer. FINISHING ends streams that would never end by themselves. CUTTING also
+        stops waiting for readers and bodies.
         Accepted requests go on at the workers.
         """
         self.drain.enter(phase)
+        self.submission.gateway_ends()
         if phase >= Phase.FINISHING:
             self.cells.end_status_events()
         if phase >= Phase.CUTTING:

@@ -87,6 +87,10 @@ class Submission:
         found[1].notes[PREFERENCE_APPLIED] = "wait"
         return found
 
+    def gateway_ends(self) -> None:
+        """Refuses what is kept, because the gateway ends."""
+        self._room.gateway_ends()
+
     async def _submit(
         self,
         requests: Sequence[AdmissionRequest],

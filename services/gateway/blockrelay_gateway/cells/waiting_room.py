@@ -25,6 +25,8 @@ T = TypeVar("T")
 #: Limits whose room comes back while a request waits. That of a deadline does not, and those of connections, bodies and
 #: results are of memory that a kept request takes itself.
 PASSING = ("tokens_per_minute", "concurrency", "in_flight", "kv_pages", "wait", "redis_memory")
+#: Those that depend on what the request needs: another one may fit.
+BY_SIZE = ("tokens_per_minute", "kv_pages", "wait")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class _Kept:
     """When it came, by the event loop's clock."""
     patience: Patience = field(compare=False)
     is_first: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
+    passed: bool = field(default=False, compare=False)
+    """It did not fit, so those behind it are tried before it is tried again."""
 
     @property
     def until(self) -> float:
@@ -79,11 +83,20 @@ class _Line:
 
     def leave(self, one: _Kept) -> None:
         self.kept.remove(one)
+        one.is_first.clear()
+        self._tell()
+
+    def pass_over(self, one: _Kept) -> None:
+        one.passed = True
         self._tell()
 
     def _tell(self) -> None:
-        for index, one in enumerate(self.kept[:2]):  # only the first two can have changed places
-            one.is_first.clear() if index else one.is_first.set()
+        if all(one.passed for one in self.kept):
+            for one in self.kept:
+                one.passed = False
+        waiting = [one for one in self.kept if not one.passed]
+        for one in self.kept:
+            one.is_first.set() if one is waiting[0] else one.is_first.clear()
 
 
 @dataclass(slots=True)
@@ -112,6 +125,14 @@ class WaitingRoom:
 
     def ended(self, tenant: str) -> None:
         """Tells that a request of `tenant` has ended, in any cell: there may be room."""
+        self._wake(tenant)
+
+    def gateway_ends(self) -> None:
+        """Tells that the gateway ends: nothing is kept any longer."""
+        for tenant in {name for name, _ in self._lines}:
+            self._wake(tenant)
+
+    def _wake(self, tenant: str) -> None:
         for turns in self._turns.values():
             turns.news.set()
         for (name, _), line in self._lines.items():
@@ -174,6 +195,8 @@ class WaitingRoom:
                 if error.limit not in PASSING or self._drain.has_begun:
                     raise
                 refusal = error
+                if error.limit in BY_SIZE:
+                    line.pass_over(kept)
                 if error.scope == "cell":  # it would refuse the others as well
                     await _news(turns.news, KEPT_TRY_S)
             finally:
@@ -181,7 +204,10 @@ class WaitingRoom:
             if refusal.scope == "client":
                 pause_s = max(KEPT_OWN_TRY_S, len(self._lines) * KEPT_TRY_S / 2)
                 await _news(line.news, min(pause_s, kept.until - _now()))
-        return await once()  # wherever it stands: it may have been accepted elsewhere by its key
+        try:
+            return await once()  # wherever it stands: it may have been accepted elsewhere by its key
+        except LimitExceeded as error:
+            raise refusal if error.limit == "deadline" else error from None
 
     def _has_room(self, tenant: str, places: int) -> bool:
         free = KEPT_PLACES - self._places.total()

@@ -6,6 +6,7 @@ A request becomes a dead letter when it killed its workers or failed otherwise.
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -54,10 +55,15 @@ class DeadLetter:
     numerics: str
     body: bytes
     """The encoded RequestBody."""
-    ran: tuple[Ran, ...]
-    """Which workers computed which of its tokens."""
+    fields: Mapping[bytes, bytes]
+    """The whole entry."""
     tokens: tuple[int, ...]
     """Its committed tokens; of more than 1024, the first ones."""
+
+    @property
+    def ran(self) -> list[Ran]:
+        """Which workers computed which of its tokens. Raises WireError if that cannot be decoded."""
+        return provenance(self.fields, self.committed)
 
     @property
     def when(self) -> datetime:
@@ -77,7 +83,6 @@ class DeadLetter:
             "committed": self.committed,
             "model": self.model,
             "numerics_id": self.numerics,
-            "runs": [asdict(run) for run in self.ran],
         }
         try:
             body = RequestBody.decode(self.body)
@@ -106,7 +111,7 @@ def read_letters(client: redis.Redis, keys: Keys) -> list[DeadLetter]:
             model=text(fields, b"model"),
             numerics=text(fields, b"numerics"),
             body=fields[b"body"],
-            ran=tuple(provenance(fields, int(fields[b"committed"]))),
+            fields=fields,
             tokens=tuple(codec.unpack_list(fields[b"tokens"])) if b"tokens" in fields else (),
         )
         for entry, fields in cast(Any, client.xrange(keys.dead_letters))
@@ -154,7 +159,7 @@ def show_one(
 ) -> None:
     """Show one dead letter with all its facts, as JSON."""
     letter = _find(named.find(), request)
-    facts = letter.summary()
+    facts = letter.summary() | {"runs": [asdict(run) for run in letter.ran]}
     if prompt:
         facts["prompt"] = RequestBody.decode(letter.body).prompt.tolist()
     typer.echo(json.dumps(facts, indent=1))

@@ -9,7 +9,6 @@ request kills workers, it ends as its worker did.
 
 import sys
 from collections.abc import Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -53,27 +52,31 @@ def main(
         return
 
     text = None if tokenizer is None else IncrementalText(tokenizer, prompt)
+    came: list[int] = []
 
     def show(token: int) -> None:
+        came.append(token)
         typer.echo(f"{token} " if text is None else text.push(token), nl=False)
         sys.stdout.flush()
 
     seed = derive_seed(request) if params.seed is None else params.seed
-    done = generate(pipeline, prompt, params, seed=seed, tokenizer=tokenizer, on_token=show)
-    typer.echo(
-        f"{'' if text is None else text.finish()}\n{len(done.tokens)} tokens, then it ended ({done.finish_reason})"
-    )
-    if committed:
-        typer.echo(compared(list(map(int, committed.split(","))), done.tokens, pipeline.numerics))
+    try:
+        done = generate(pipeline, prompt, params, seed=seed, tokenizer=tokenizer, on_token=show)
+        ended = f"{len(done.tokens)} tokens, then it ended ({done.finish_reason})"
+        typer.echo(f"{'' if text is None else text.finish()}\n{ended}")
+    finally:
+        if committed:
+            then = [int(token) for token in committed.split(",")]
+            typer.echo(f"\nunder {pipeline.numerics} {compared(then, came)}")
 
 
-def compared(then: Sequence[int], now: Sequence[int], numerics: str) -> str:
-    """Says in one line where the tokens of a replay under the numerics id `numerics` differ from those committed."""
-    for place, (old, new) in enumerate(zip_longest(then, now[: len(then)])):
+def compared(then: Sequence[int], now: Sequence[int]) -> str:
+    """Says where the tokens that came differ from the committed ones, as far as both go."""
+    both = min(len(then), len(now))
+    for place, (old, new) in enumerate(zip(then[:both], now[:both], strict=True)):
         if old != new:
-            what = "is missing" if new is None else f"is {new}"
-            return f"under {numerics} token {place} {what} and was {old}: all {place} before it are the same"
-    return f"under {numerics} all {len(then)} committed tokens are the same"
+            return f"token {place} is {new} and was {old}; those before it are the same"
+    return f"the first {both} tokens are those of then"
 
 
 if __name__ == "__main__":

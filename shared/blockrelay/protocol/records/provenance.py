@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from blockrelay.protocol.encoding.checks import reading
+
 _RUN = re.compile(r"(\d+)@(\d+)(?:=(\S+) ([^;]+))?;")
 
 
@@ -16,7 +18,7 @@ class Stage:
     """The first and the last one, as `5-8`."""
     worker: str
     device: str
-    """Its name in plans, such as `gpu:0`, or `cpu`."""
+    """Its name in plans, such as `gpu:0`, or `cpu`; a worker whose device was lost may compute on another one."""
     epoch: int
     """That of the plan which gave the worker these blocks; 0: unknown."""
     numerics: str
@@ -38,8 +40,13 @@ def provenance(record: Mapping[bytes, bytes], tokens: int) -> list[Ran]:
     """Returns the runs of a request that has `tokens` new tokens, in the order of their tokens.
 
     `record` must be whole (`records.ended.whole_record`). Runs that computed no token are missing, but for the last
-    one. Beyond 1500 characters the oldest are missing too, so the first may begin behind token 0.
+    one. Beyond 1500 characters the oldest are missing too, so the first may begin behind token 0. Raises WireError.
     """
+    with reading("the runs of a request"):
+        return _runs(record, tokens)
+
+
+def _runs(record: Mapping[bytes, bytes], tokens: int) -> list[Ran]:
     found = _RUN.findall(record.get(b"ran", b"").decode())
     history = record.get(b"numerics", b"").decode()
     begins = [int(begin) for begin, *_ in found] + [tokens]

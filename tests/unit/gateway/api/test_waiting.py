@@ -19,7 +19,6 @@ from blockrelay.protocol.transitions.calls import Call
 from blockrelay.redis.client import AsyncScripts
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission import refusal_budget
-from blockrelay_gateway.api.client_headers import wanted_wait_s
 from blockrelay_gateway.cells import waiting_room
 from tests.support.gateway.played import PlayedWorker, RunningGateway, ending_gateway, running_gateway
 from tests.support.waiting import wait_until
@@ -198,6 +197,37 @@ def test_it_waits_no_longer_than_its_timeout(gateway: RunningGateway, running: C
     assert refused.status_code == 503 and gateway.metric(SECONDS, outcome="refused") == 1
 
 
+def test_it_is_not_accepted_behind_its_timeout(
+    gateway: RunningGateway,
+    worker: PlayedWorker,
+    running: Claimed,
+    later: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is room when its time is over; until then it stood behind one whose ACCEPT takes its time."""
+    run, holding, held, go_on = AsyncScripts.run, threading.Event(), threading.Event(), threading.Event()
+
+    async def slow(self: AsyncScripts, call: Call[Any], **how: Any) -> Any:
+        if call.script == "accept" and call.arguments["max_tokens"] == 9 and holding.is_set():
+            held.set()
+            await asyncio.to_thread(go_on.wait)
+        return await run(self, call, **how)
+
+    monkeypatch.setattr(AsyncScripts, "run", slow)
+    first = later.submit(gateway.http.post, "/v1/completions", json=BODY | {"max_tokens": 9}, headers=WAIT)
+    is_kept(gateway)
+    holding.set()
+    assert held.wait(30)
+    headers = {**WAIT, "idempotency-key": "late"}
+    late = later.submit(gateway.http.post, "/v1/completions", json=BODY | {"timeout": 1}, headers=headers)
+    is_kept(gateway, 2)
+    finished(worker, running)
+    assert late.result().status_code == 503
+    go_on.set()
+    finished(worker, worker.claim()[0])
+    assert first.result().status_code == 200
+
+
 def test_one_whose_client_leaves_while_it_is_accepted_is_cancelled(
     gateway: RunningGateway, worker: PlayedWorker, running: Claimed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,29 +367,3 @@ class TestKeys:
         is_kept(gateway)
         remove_key(tmp_path / "keys.json", "ada")
         assert waits.result().status_code == 401
-
-
-@pytest.mark.parametrize(
-    "value", ["wait=soon", "wait=-1", "wait=1.5", "wait", "wait=", "respond-async, wait=x", 'wait="1']
-)
-def test_what_is_no_number_of_seconds_is_refused(gateway: RunningGateway, value: str) -> None:
-    refused = gateway.http.post("/v1/completions", json=BODY, headers={"prefer": value})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Prefer")
-
-
-@pytest.mark.parametrize(
-    ("values", "seconds"),
-    [
-        ([], 0),
-        (["respond-async"], 0),
-        (["wait=10"], 10),
-        (["WAIT = 10"], 10),
-        (['wait="10"'], 10),
-        (["respond-async, wait=10;x=1", "wait=20"], 10),
-        (['foo="a, wait=x", handling=lenient', "wait=7"], 7),
-        (["waiting=5"], 0),
-        (["wait=999999"], 55),
-    ],
-)
-def test_the_first_wait_among_the_preferences_counts(values: list[str], seconds: float) -> None:
-    assert wanted_wait_s(values) == seconds

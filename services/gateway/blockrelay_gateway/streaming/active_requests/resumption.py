@@ -1,7 +1,7 @@
 """Makes a request active that any gateway accepted before, from its record."""
 
 from blockrelay.errors import NotFound
-from blockrelay.protocol.records.ended import body_of, decode_log
+from blockrelay.protocol.records.ended import body_of, decode_log, whole_record
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_gateway.streaming.active_requests.acceptance import Acceptance
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
@@ -60,7 +60,7 @@ class Resumption:
             created=int(record[b"accepted_ms"]) // 1000,
             cell=self._keys.cell,
             owned=False,
-            numerics=record.get(b"numerics", b"").decode(),
+            numerics=whole_record(record, log).get(b"numerics", b"").decode(),
         )
         self._registry.start(active)
         if record[b"state"] == b"done" and b"0" in record:

@@ -133,7 +133,7 @@ if found.token then
   end
 elseif deadline_ms > 0 then
   -- No worker has measured itself yet: a few requests may have a deadline, and workers measure themselves on those.
-  if limits.enforce_deadline and in_flight + others >= UNMEASURED then return {'LATE', 0, 1000} end
+  if limits.enforce_deadline and (in_flight + others >= UNMEASURED or deadline_ms <= NOW) then return {'LATE', 0, 1000} end
   due = deadline_ms
 end
 

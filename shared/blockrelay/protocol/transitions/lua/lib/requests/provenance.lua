@@ -33,7 +33,8 @@ local function note_run(r, route, split, numerics, runs_before)
   if last and string.match(last, '^%d+') == string.format('%d', r.committed) then ran = earlier end
   local told, known = told_route(route, split, numerics), nil
   for one in string.gmatch(ran, '=([^;]*);') do known = one end
-  ran = ran .. string.format('%d@%d%s;', r.committed, runs_before, told == known and '' or '=' .. told)
+  local same_id = r.numerics ~= '' and id_of(r.numerics) == numerics
+  ran = ran .. string.format('%d@%d%s;', r.committed, runs_before, told == known and same_id and '' or '=' .. told)
   while string.len(ran) > MOST_RAN and string.find(ran, ';.') do ran = without_first(ran) end
   redis.call('HSET', P .. 'request:' .. r.id, 'ran', ran)
 end

@@ -18,7 +18,7 @@ local function claims(worker)
   if v[8] or not is_alive(redis.call('ZSCORE', P .. 'workers', worker)) then return false end
   local stages = {}
   for first, last in string.gmatch(v[2], '(%d+)-(%d+)') do stages[#stages + 1] = {tonumber(first), tonumber(last)} end
-  me = {id = worker, model = v[1], split = v[2], device = v[4], device_id = named(v[10], v[4]), epoch = v[11] or '', numerics = v[5], varies = v[9] == '1', pages = tonumber(v[6]),
+  me = {id = worker, model = v[1], split = v[2], device = v[4], device_id = named(v[10], v[4]), epoch = v[11] or '0', numerics = v[5], varies = v[9] == '1', pages = tonumber(v[6]),
     free = tonumber(v[6]) - tonumber(v[7] or '0'), running = redis.call('SCARD', P .. 'worker-requests:' .. worker), stages = stages}
   return true
 end
@@ -61,7 +61,7 @@ local function live(ids, chance, found)
     local v = redis.call('HMGET', P .. 'worker:' .. w, 'pages', 'pages_reserved', 'draining', 'numerics', 'varies', 'device', 'device_id', 'epoch')
     if v[1] and not v[3] and is_alive(redis.call('ZSCORE', P .. 'workers', w))
       and redis.call('EXISTS', P .. 'inbox:' .. w) == 1 then
-      found[#found + 1] = {id = w, device = v[6], device_id = named(v[7], v[6]), epoch = v[8] or '', numerics = v[4], varies = v[5] == '1', pages = tonumber(v[1]),
+      found[#found + 1] = {id = w, device = v[6], device_id = named(v[7], v[6]), epoch = v[8] or '0', numerics = v[4], varies = v[5] == '1', pages = tonumber(v[1]),
         free = tonumber(v[1]) - tonumber(v[2] or '0'), running = redis.call('SCARD', P .. 'worker-requests:' .. w)}
     end
   end
