@@ -125,19 +125,16 @@ class WaitingRoom:
 
     def ended(self, tenant: str) -> None:
         """Tells that a request of `tenant` has ended, in any cell: there may be room."""
-        self._wake(tenant)
-
-    def gateway_ends(self) -> None:
-        """Tells that the gateway ends: nothing is kept any longer."""
-        for tenant in {name for name, _ in self._lines}:
-            self._wake(tenant)
-
-    def _wake(self, tenant: str) -> None:
         for turns in self._turns.values():
             turns.news.set()
         for (name, _), line in self._lines.items():
             if name == tenant:
                 line.news.set()
+
+    def gateway_ends(self) -> None:
+        """Tells that the gateway ends: nothing is kept any longer."""
+        for tenant in {name for name, _ in self._lines}:
+            self.ended(tenant)
 
     async def keep(
         self,
@@ -202,7 +199,7 @@ class WaitingRoom:
             finally:
                 turns.trying.release()
             if refusal.scope == "client":
-                pause_s = max(KEPT_OWN_TRY_S, len(self._lines) * KEPT_TRY_S / 2)
+                pause_s = max(KEPT_OWN_TRY_S, self._places.total() * KEPT_TRY_S / 2)
                 await _news(line.news, min(pause_s, kept.until - _now()))
         try:
             return await once()  # wherever it stands: it may have been accepted elsewhere by its key
