@@ -294,6 +294,7 @@ class Replay:
             return None
         log = self.cell.log(name)
         b = self.bounds
+        numerics = log[-1].numerics if log and isinstance(log[-1], EndEntry) else r.get("numerics", "")
         return data.Record(
             state=r["state"],  # pyright: ignore
             run=int(r.get("run") or 0),
@@ -309,7 +310,7 @@ class Replay:
             attempts=min(int(r.get("attempts", 0)), 2),
             deaths_at=int(r.get("deaths_at", 0)),
             tenant=int(r["tenant"].removeprefix("t")),
-            numerics=_history(r.get("numerics", "")) if b.ids else (),
+            numerics=_history(numerics) if b.ids else (),
             **(self._handed_over(name, r) if b.handover else {}),
         )
 
