@@ -66,8 +66,7 @@ class Gateway:
         """Begins a phase of the gateway's end.
 
         Nothing is kept for room any longer. FINISHING ends streams that would never end by themselves. CUTTING also
-        stops waiting for readers and bodies.
-        Accepted requests go on at the workers.
+        stops waiting for readers and bodies. Accepted requests go on at the workers.
         """
         self.drain.enter(phase)
         self.submission.gateway_ends()

@@ -61,7 +61,7 @@ class _Kept:
     patience: Patience = field(compare=False)
     is_first: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
     passed: bool = field(default=False, compare=False)
-    """It did not fit, so those behind it are tried before it is tried again."""
+    """True after a refusal for its size, until those behind it have been tried."""
 
     @property
     def until(self) -> float:

@@ -15,14 +15,14 @@ class Stage:
     """A worker that computed some blocks of a run."""
 
     blocks: str
-    """The first and the last one, as `5-8`."""
+    """The first and the last block, as `5-8`."""
     worker: str
     device: str
-    """Its name in plans, such as `gpu:0`, or `cpu`; a worker whose device was lost may compute on another one."""
+    """Name of the device in plans, such as `gpu:0`, or `cpu`; a worker that lost it may compute on another one."""
     epoch: int
-    """That of the plan which gave the worker these blocks; 0: unknown."""
+    """Number of the plan that gave the worker these blocks; 0: unknown."""
     numerics: str
-    """Its numerics id."""
+    """The numerics id of the worker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,37 +140,26 @@ def test_a_key_is_accepted_once_however_often_it_waits(
     assert worker.client.hget(worker.keys.totals(worker.model), "accepted") == b"2"
 
 
-def test_they_are_accepted_in_the_order_in_which_they_came(
-    gateway: RunningGateway, worker: PlayedWorker, running: Claimed, later: ThreadPoolExecutor
+@pytest.mark.parametrize(("priorities", "order"), [((0, 0, 0), [0, 1, 2]), ((50, 0, 20), [1, 2, 0])])
+def test_they_are_accepted_by_priority_and_then_as_they_came(
+    gateway: RunningGateway,
+    worker: PlayedWorker,
+    running: Claimed,
+    later: ThreadPoolExecutor,
+    priorities: tuple[int, ...],
+    order: list[int],
 ) -> None:
     answers: list[Future[httpx.Response]] = []
-    for number in range(3):
-        body = BODY | {"max_tokens": 2 + number}
+    for number, priority in enumerate(priorities):
+        body = BODY | {"background": True, "priority": priority, "max_tokens": 2 + number}
         answers.append(later.submit(gateway.http.post, "/v1/completions", json=body, headers=WAIT))
         is_kept(gateway, number + 1)
-    order: list[int] = []
-    for _ in range(3):
+    found: list[int] = []
+    for _ in priorities:
         finished(worker, running)
         (running,) = worker.claim()
-        order.append(running.body.params["max_tokens"])
-    finished(worker, running)
-    assert order == [2, 3, 4] and all(answer.result().status_code == 200 for answer in answers)
-
-
-def test_an_earlier_priority_goes_before_them(
-    gateway: RunningGateway, worker: PlayedWorker, running: Claimed, later: ThreadPoolExecutor
-) -> None:
-    answers: list[Future[httpx.Response]] = []
-    for number, priority in enumerate((50, 0, 20)):
-        body = BODY | {"background": True, "priority": priority, "max_tokens": 2 + priority}
-        answers.append(later.submit(gateway.http.post, "/v1/completions", json=body, headers=WAIT))
-        is_kept(gateway, number + 1)
-    order: list[int] = []
-    for _ in range(3):
-        finished(worker, running)
-        (running,) = worker.claim()
-        order.append(running.body.params["max_tokens"] - 2)
-    assert order == [0, 20, 50] and all(answer.result().status_code == 202 for answer in answers)
+        found.append(running.body.params["max_tokens"] - 2)
+    assert found == order and all(answer.result().status_code == 202 for answer in answers)
 
 
 def test_several_prompts_are_never_kept(settings: GatewaySettings, running: Claimed) -> None:

@@ -7,6 +7,7 @@ prefix decides the format.
 """
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from fastapi.responses import Response
 from blockrelay.errors import NotFound
 from blockrelay.protocol.encoding.request_ids import RequestId, parse_id, public_id
 from blockrelay.protocol.messages import EndEntry, RequestBody
-from blockrelay.protocol.records.ended import body_of, decode_log, whole_record
+from blockrelay.protocol.records.ended import Log, body_of, decode_log, whole_record
 from blockrelay.protocol.records.provenance import provenance
 from blockrelay.protocol.records.timeline import timeline, waits_for
 from blockrelay.protocol.sampling_params import SamplingParams
@@ -60,6 +61,19 @@ def find(gateway: Gateway, text: str) -> tuple[RequestId, Cell]:
     return request_id, gateway.cells.of_id(request_id)
 
 
+async def _read(
+    gateway: Gateway, request_id: str, tenant: str, *, whole: bool = False
+) -> tuple[str, Cell, Mapping[bytes, bytes], Log]:
+    """Returns the id of a request in its cell, the cell, and its record and log; of the log the end, unless `whole`.
+
+    Raises NotFound, also for the request of another tenant.
+    """
+    (name, _, _), cell = find(gateway, request_id)
+    record, log = await cell.records.read(name, whole=whole)
+    cell.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
+    return name, cell, record, log
+
+
 @router.get("/v1/requests/{request_id}")
 async def show(request_id: PathId, request: Request) -> Response:
     """State, text so far, usage and what happened when."""
@@ -72,10 +86,7 @@ async def trace(request_id: PathId, request: Request) -> Response:
 
     Raises NotFound for other requests, and if the steps that its stages recorded are gone or were never written.
     """
-    gateway, tenant = state.of(request), authentication.of(request).name
-    (name, _, _), cell = find(gateway, request_id)
-    record, log = await cell.records.read(name, whole=False)
-    cell.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
+    name, cell, record, log = await _read(state.of(request), request_id, authentication.of(request).name)
     if not body_of(record, log).traced:
         raise NotFound(f"request {request_id} was not sent with trace: true", param="id")
     entries, now_ms = decode_log(log), cell.state.now_ms()
@@ -99,10 +110,7 @@ async def trace(request_id: PathId, request: Request) -> Response:
 @router.get("/v1/requests/{request_id}/provenance")
 async def ran(request_id: PathId, request: Request) -> Response:
     """Which workers computed which tokens: for each run the stages with worker, device, epoch and numerics id."""
-    gateway, tenant = state.of(request), authentication.of(request).name
-    (name, _, _), cell = find(gateway, request_id)
-    record, log = await cell.records.read(name, whole=False)
-    cell.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
+    name, cell, record, log = await _read(state.of(request), request_id, authentication.of(request).name)
     tokens = int(record[b"committed"])
     return JsonAnswer(
         {
@@ -124,9 +132,7 @@ async def cancel(request_id: PathId, request: Request) -> Response:
     """
     gateway, tenant = state.of(request), authentication.of(request).name
     replicas, meta = gateway.settings.accept_replicas, {"error": "by request of a client"}
-    (name, _, _), cell = find(gateway, request_id)
-    record, log = await cell.records.read(name, whole=False)
-    cell.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
+    name, cell, record, log = await _read(gateway, request_id, tenant)
     for index in range(body_of(record, log).choices):
         call = calls.finish(sibling(name, index), "cancelled", meta=meta, confirm=replicas > 0)
         await cell.links.scripts.run(call, replicas=replicas)
@@ -196,9 +202,7 @@ async def _look(cell: Cell, name: str, tenant: str) -> RequestBody:
 
 async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any]:
     """The answer of GET /v1/requests/{id}, from the request's record and token log. Raises NotFound."""
-    (name, _, _), cell = find(gateway, request_id)
-    record, log = await cell.records.read(name)
-    cell.records.check(request_id, (record.get(b"model"), record.get(b"tenant")), tenant)
+    name, cell, record, log = await _read(gateway, request_id, tenant, whole=True)
     body = body_of(record, log)
     params = SamplingParams.from_dict(body.params)
     relay, answer = (
