@@ -26,7 +26,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # Where an image sets it, every process of every suite would compile its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo up check test test-clients test-system test-all coverage flaky model parity parity-goldens parity-templates parity-exporters onnx-blocks thorough kernels sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu gpu-kit gpu-proof dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-plans bench-simulator overload quality clean
+.PHONY: help install demo up check test test-clients test-system test-all coverage flaky model parity parity-goldens parity-templates parity-exporters onnx-blocks thorough kernels sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu gpu-kit gpu-proof dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-moves bench-plans bench-simulator overload quality clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -275,6 +275,10 @@ faults: install ## every service at every failure point
 # How long streams stand still when a worker, its host or Redis dies: make bench-recovery ARGS="--model DIR"
 bench-recovery: install ## how long streams stand still after an accident
 	$(BIN)/python -m bench.scenarios.recovery $(ARGS)
+
+# How long streams stand still while another plan is applied: make bench-moves ARGS="--model DIR"
+bench-moves: install ## how long streams stand still while blocks move
+	$(BIN)/python -m bench.scenarios.plan_moves $(ARGS)
 
 # How long the planner takes, and whether plans are as fast as they say: ten minutes on an idle machine of two cores.
 bench-plans: install ## how quick the planner is, and how right its predictions

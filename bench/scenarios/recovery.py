@@ -64,6 +64,8 @@ class Stream:
     request_id: str = ""
     came: list[float] = field(default_factory=list[float])
     """The monotonic time at which each token came."""
+    received: list[int] = field(default_factory=list[int])
+    """The tokens that came."""
     cached: int = 0
     """Tokens of the prompt that were prefix hits."""
     trouble: str = ""
@@ -99,7 +101,8 @@ class Stream:
             return
         self.request_id = own_id(str(chunk["id"]))
         for choice in chunk["choices"]:
-            self.came += [now] * len(choice.get("token_ids") or [])
+            self.received += choice.get("token_ids") or []
+        self.came += [now] * (len(self.received) - len(self.came))
         if usage := chunk.get("usage"):
             self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 

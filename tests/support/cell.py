@@ -73,12 +73,13 @@ class Cell:
         capabilities: Capabilities | None = None,
         varies: bool = False,
         slow: str = "",
+        succeeds: str = "",
     ) -> str:
         """Register a ready worker."""
         announce(
             self.client, self.keys, name,
             model=MODEL, split=split, stage=stage, device=device, pages=pages, slots=slots, numerics=numerics,
-            capabilities=capabilities, varies=varies, slow=slow,
+            capabilities=capabilities, varies=varies, slow=slow, succeeds=succeeds,
         )  # fmt: skip
         self.workers.append(name)
         return name

@@ -29,7 +29,7 @@ NO_SUITES = {
     "lock",
     "gpu-kit",
 }
-FIGURES = {"bench", "bench-plans", "bench-recovery", "bench-simulator", "overload", "turns"}
+FIGURES = {"bench", "bench-moves", "bench-plans", "bench-recovery", "bench-simulator", "overload", "turns"}
 
 
 def load() -> ModuleType:

@@ -5,7 +5,7 @@ Numbers that operators set are in `blockrelay.settings.WorkerSettings`. The ones
 - The KV pool of a CPU worker takes `kv_bytes`; without it `KV_SHARE_OF_ONE_WORKER` of the available memory, and no more
   than `max_requests` at full context use. `blockrelay up` sets `kv_bytes` (the launcher's policy has its share). On a
   GPU the pool takes what the weights leave of the budget: `gpu_memory`, else `DEVICE_USED_SHARE` of the free memory.
-  `lifecycle/worker.py Worker._pages` computes it.
+  `lifecycle/service.py StageService._pages` computes it.
 - A hung step on a CPU is ended by the worker's own heartbeat thread (`lifecycle/heartbeat.py`), which ends the process;
   `up` or Kubernetes starts it again. The limit is `session_timeout_s` (default 30 s), or `STUCK_FACTOR` times what the
   step should take if that is longer. On a GPU the device's process ends at this limit, and the worker at
@@ -106,6 +106,14 @@ PLAN_POLL_S = 0.1
 REGISTER_RETRY_S = 1.0
 #: Seconds until the payload inbox of a worker expires that renews it no more: the worker has died.
 INBOX_TTL_S = 60
+#: Tokens of the requests that a worker which moves on has queued again and that no other has gone on with: their KV
+#: takes a large model half a second, and the next ones serve on meanwhile.
+HAND_OVER_ROWS = 256
+#: Seconds between two looks at these requests.
+HAND_OVER_LOOK_S = 0.01
+#: Share of the available memory that the weights of a stage may take which is loaded beside the present one: its KV
+#: pages come on top.
+BESIDE_SHARE = 0.5
 #: Seconds between two checks whether the worker should try its device or end.
 DEVICE_WAIT_POLL_S = 1.0
 #: Seconds that a worker waits at its end for KV pages to be written to the page store: they save others work, but

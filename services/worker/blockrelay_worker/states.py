@@ -20,7 +20,7 @@ WorkerEvent = Literal[
     "drain",
     "gone",
 ]
-#: idle: the worker has no request. waiting: it has requests, but none with tokens to compute. `lifecycle.worker`
+#: idle: the worker has no request. waiting: it has requests, but none with tokens to compute. `lifecycle.service`
 #: reports the events until `loaded` and after the drain, the engine's loop and its steps those between.
 WORKER: StateTable[WorkerState, WorkerEvent] = StateTable(
     name="worker",

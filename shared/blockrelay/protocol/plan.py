@@ -125,6 +125,7 @@ class WorkerInfo:
     pace: Pace | None = None  # of a worker of the first stage, once it has measured itself
     varies: bool = False  # nondeterministic: it does not compute the same bits twice
     slow: str = ""  # why it is slower than its CPU allows, with the remedy; "": it is not
+    succeeds: str = ""  # id of the worker in the same process that serves until this one does; "": none
 
     @property
     def whole_model_only(self) -> bool:
@@ -193,18 +194,36 @@ class WorkerInfo:
             pace=Pace.from_redis(f),
             varies=f.get(b"varies") == b"1",
             slow=f.get(b"slow", b"").decode(),
+            succeeds=f.get(b"succeeds", b"").decode(),
         )
 
 
-def missing_stages(plan: Plan | None, workers: list[WorkerInfo]) -> list[str]:
-    """Returns why no token can be produced right now, one sentence per missing stage; empty if all are there."""
+def missing_stages(plan: Plan | None, workers: Sequence[WorkerInfo]) -> list[str]:
+    """Returns why no token can be produced right now, one sentence per missing stage of the plan.
+
+    It is empty if all stages have a worker that is ready, those of the plan or, while workers move to its stages, those
+    of a plan before it.
+    """
     if plan is None:
         return ["no plan yet: the scheduler has not seen a worker of this model"]
-    gaps: list[str] = []
-    for index, stage in enumerate(parse_split(plan.split)):
-        if not any(w.state == "ready" and (w.split, w.stage) == (plan.split, index) for w in workers):
-            gaps.append(f"stage {index} (block_{stage.first} to block_{stage.last}) has no live worker")
-    return gaps
+    ready = [w for w in workers if w.state == "ready"]
+    if any(not empty_stages_of(split, ready) for split in {w.split for w in ready}):
+        return []
+    return [
+        f"stage {index} (block_{stage.first} to block_{stage.last}) has no live worker"
+        for index, stage in empty_stages_of(plan.split, ready).items()
+    ]
+
+
+def empty_stages_of(split: str, ready: Sequence[WorkerInfo]) -> dict[int, Stage]:
+    """Returns the stages of `split`, by index, that none of the workers `ready` has loaded."""
+    served = {w.stage for w in ready if w.split == split}
+    return {index: stage for index, stage in enumerate(parse_split(split)) if index not in served}
+
+
+def succeeded(workers: Sequence[WorkerInfo]) -> frozenset[str]:
+    """Returns the ids of workers that another worker of `workers` succeeds, which has their place in plans."""
+    return frozenset(worker.succeeds for worker in workers if worker.succeeds)
 
 
 def slow_workers(workers: Sequence[WorkerInfo]) -> dict[str, list[str]]:

@@ -12,8 +12,8 @@ from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import WrappingExecutor
-from blockrelay_worker.lifecycle import workers
-from blockrelay_worker.lifecycle.worker import Worker
+from blockrelay_worker.lifecycle import service, worker
+from blockrelay_worker.lifecycle.service import StageService
 from tests.support.worker.playing_gpu import play_gpus
 
 
@@ -31,7 +31,7 @@ class FailingExecutor(WrappingExecutor):
         return super().run(batch)
 
 
-class FailingWorker(Worker):
+class FailingService(StageService):
     """Its stage fails."""
 
     def _with_faults(self, executor: Executor) -> Executor:
@@ -42,5 +42,5 @@ class FailingWorker(Worker):
 
 if __name__ == "__main__":
     play_gpus()
-    workers.Worker = FailingWorker
+    worker.StageService = service.StageService = FailingService
     sys.exit(main())

@@ -37,9 +37,10 @@ def announce(
     capabilities: Capabilities | None = None,
     varies: bool = False,
     slow: str = "",
+    succeeds: str = "",
 ) -> None:
     """Register `name` as a worker of this stage, ready and with its inbox; both Redis servers are one."""
-    registration = _registration(client, keys, name, model, device, numerics, varies, slow)
+    registration = _registration(client, keys, name, model, device, numerics, varies, slow, succeeds)
     assignment = StageAssignment(split, stage, parse_split(split)[stage], epoch=0)
     registration.announce(assignment, pages=pages, slots=slots, capabilities=capabilities)
 
@@ -53,6 +54,7 @@ def _registration(
     numerics: str,
     varies: bool = False,
     slow: str = "",
+    succeeds: str = "",
 ) -> Registration:
     links = Links(client, client, keys, Scripts(client, keys), _watch, threading.Event())
     registration = Registration(
@@ -63,6 +65,7 @@ def _registration(
         port=0,
         nondeterministic=varies,
         slow=slow,
+        succeeds=succeeds,
     )
     registration.worker_id = name
     return registration

@@ -72,7 +72,7 @@ def apply(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give a running cell another plan. Workers that get other blocks hand over their requests and load the blocks."""
+    """Give a running cell another plan. Workers load their new blocks, then take the requests over."""
     read_plan_file(file, None)  # an error in the file is reported even where no cell can be reached
     with _served(redis, data, model_key) as served:
         blocks = parse_split(served.plan.split)[-1].last

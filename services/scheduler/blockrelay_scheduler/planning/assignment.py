@@ -1,9 +1,9 @@
 """Assigns workers to the stages of a split. Pure.
 
-A worker keeps its stage for life. A newcomer goes to a stage that names its device or class, else to one that names
-none. Among these it goes where workers of its device class and numerics id are fewest. A CPU worker stands in where
-GPUs are named. Only a stage that stays empty although others have workers to spare gets one of those: that worker
-drains and comes back as a newcomer.
+A worker keeps its stage for life; one that another plan moves has a successor, which gets the stage. A newcomer goes to
+a stage that names its device or class, else to one that names none. Among these it goes where workers of its device
+class and numerics id are fewest. A CPU worker stands in where GPUs are named. Only a stage that stays empty although
+others have workers to spare gets one of those.
 """
 
 from collections import Counter
@@ -59,7 +59,7 @@ def _kept(workers: Sequence[WorkerInfo], planned: PlannedSplit, current: Plan | 
     renamed = bool(current) and [*map(list, current.devices)] != [*map(list, planned.devices)]
     kept: dict[str, int] = {}
     for worker in workers:
-        stage = before.get(worker.id, worker.stage if worker.split == split else None)
+        stage = before.get(worker.id, before.get(worker.succeeds, worker.stage if worker.split == split else None))
         if stage is not None and not (renamed and stage not in _stages_for(worker, planned)):
             kept[worker.id] = stage
     return kept

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from blockrelay.protocol.plan import CPU, GPU, Plan, Stage, WorkerInfo
+from blockrelay.protocol.plan import CPU, GPU, Plan, Stage, WorkerInfo, succeeded
 from blockrelay.protocol.planned_split import PlannedSplit
 from blockrelay.quantities import counted
 from blockrelay_scheduler.planning.assignment import assign
@@ -37,8 +37,11 @@ def decide(
 
     `current` is the plan in force, and `source` says in words where the split `planned` comes from. `deserted` are the
     indices of stages without a live worker for so long that no replacement is expected: each gets a worker of another
-    stage, if one has several.
+    stage, if one has several. A worker that moves to another stage has the stage of its successor, and is not in the
+    plan itself.
     """
+    followed = succeeded(workers)
+    workers = [worker for worker in workers if worker.id not in followed]
     assignment = assign(workers, planned=planned, current=current, deserted=deserted)
     by_device = [_devices(workers, assignment.stages, index) for index in range(len(planned.stages))]
     on_gpus = stages_on_gpus(workers, planned.text)

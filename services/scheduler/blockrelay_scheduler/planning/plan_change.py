@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockrelay.errors import UsageError
-from blockrelay.protocol.plan import GPU, Plan, WorkerInfo
+from blockrelay.protocol.plan import GPU, Plan, WorkerInfo, succeeded
 from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit, is_host_device
 from blockrelay_scheduler.planning.plan_builder import decide
 
@@ -41,7 +41,8 @@ def change(
     id of a host's device, such as gpu0, stands for any GPU. Raises it also for several stages where a worker can only
     run the whole model.
     """
-    serving = [worker for worker in workers if worker.is_alive and not worker.draining]
+    followed = succeeded(workers)
+    serving = [worker for worker in workers if worker.is_alive and not worker.draining and worker.id not in followed]
     _check_devices(planned, [worker.device_id for worker in serving if worker.device == GPU], lost)
     if len(planned.stages) > 1 and (whole := [worker.id for worker in serving if worker.whole_model_only]):
         raise UsageError(

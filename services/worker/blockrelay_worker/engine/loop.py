@@ -12,6 +12,7 @@ from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import Commit, CommitAnswer, Ended, Forward, NextJob
 from blockrelay.protocol.transitions import calls
 from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_worker.engine.hand_over import HandOver
 from blockrelay_worker.engine.intake import Intake
 from blockrelay_worker.engine.quarantine import Quarantine
 from blockrelay_worker.engine.run_endings import Endings
@@ -30,7 +31,7 @@ from blockrelay_worker.scheduling.later_stage import LaterStageBatcher
 from blockrelay_worker.scheduling.route_members import RouteMembers
 from blockrelay_worker.states import WorkerMachine
 from blockrelay_worker.transport.committer import Committer
-from blockrelay_worker.transport.events import DeviceEnded, Event, Gone, Orphan, Restarted, Verdicts, Wake
+from blockrelay_worker.transport.events import DeviceEnded, Event, Gone, MovesOn, Orphan, Restarted, Verdicts, Wake
 from blockrelay_worker.transport.local_rows.links import LocalLinks
 from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links, Stopping
@@ -42,7 +43,8 @@ class Engine:
     """Runs one stage until the worker ends its registration or loses its device.
 
     It ends the registration when the process should stop, after a drain, when it was declared dead, when its payload
-    inbox is gone, and when the plan gives it another stage.
+    inbox is gone, and when the plan gives it another stage: then it drains too, and passes its requests on to the
+    workers of that plan.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Engine:
         #: The worker's pace in prompt tokens and tokens, which its heartbeats report.
         self.pace = self._steps.pace
         self._claim_due = role.first_stage
+        self._hand_over: HandOver | None = None  # of a first stage that moves on
         self._log = get()
         self._register_gauges()
 
@@ -128,6 +131,8 @@ class Engine:
                     self._state.on("drain")
                 if self._state.state == "draining":
                     self._claim_due = False
+                    if self._hand_over is not None:
+                        self._hand_over.go_on()
                     if self._endings.all_ended():
                         return "drained"
                     if self._care and self._care.leaves_now:
@@ -187,6 +192,8 @@ class Engine:
                 self._on_restart()
             case DeviceEnded():
                 pass  # only ends the wait: `look_after` at the end of the round detects the loss
+            case MovesOn():
+                self._move_on()
             case Gone():
                 raise AssertionError("handled by run()")
 
@@ -211,6 +218,13 @@ class Engine:
         for request_id, run_id in self._endings.unseen().items():
             self._endings.rerun(request_id, run_id, "restart")
         self._claim_due = self.role.first_stage
+
+    def _move_on(self) -> None:
+        """Begins the drain of a worker that has another stage in a plan whose workers serve now."""
+        if self._state.state != "draining":
+            self._state.on("drain")
+        if self.role.first_stage:
+            self._hand_over = HandOver(self.table, self.links, self._endings)
 
     def _end_overdue(self, now: float) -> None:
         """Ends requests whose deadline has passed at `now` (monotonic seconds)."""

@@ -9,14 +9,16 @@ from blockrelay.exit_codes import BROKEN
 from blockrelay.observability.logs import get
 from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.messages import Ended
+from blockrelay.protocol.plan import Plan, parse_split
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import server_run_id
 from blockrelay.redis.registry import read_plan
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.lifecycle.registration import rows_arrive
+from blockrelay_worker.lifecycle.succession import Succession
 from blockrelay_worker.policy import INBOX_TTL_S
-from blockrelay_worker.transport.events import Event, Gone, Orphan, Restarted
+from blockrelay_worker.transport.events import Event, Gone, MovesOn, Orphan, Restarted
 from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
 
@@ -44,7 +46,8 @@ class Heartbeat(threading.Thread):
     None before it is known.
 
     When a step's age exceeds `step_limit_s`, the process ends: a stuck worker must not look alive. While the number of
-    finished parts of long steps grows, the heartbeat says that the step makes progress.
+    finished parts of long steps grows, the heartbeat says that the step makes progress. `succession` prepares another
+    stage beside this one; None: this worker leaves its stage before it loads another one.
     """
 
     def __init__(
@@ -60,13 +63,14 @@ class Heartbeat(threading.Thread):
         every_s: float,
         step_limit_s: Callable[[], float],
         stop: threading.Event,
+        succession: Succession | None = None,
     ) -> None:
         super().__init__(name="beat", daemon=True)
         self._links, self._mailbox, self._role, self._table = links, mailbox, role, table
         self._model, self._pace, self._parts_before = model, pace, 0
         self._every_s, self._step_limit_s, self._stopped = every_s, step_limit_s, stop
         self._strange: frozenset[tuple[str, str]] = frozenset()
-        self._run_id = run_id
+        self._run_id, self._succession = run_id, succession
 
     def run(self) -> None:
         """Sends heartbeats until `stop` is set or the worker is gone.
@@ -126,7 +130,19 @@ class Heartbeat(threading.Thread):
                 self._mailbox.put(Orphan(request_id, run))
             self._strange = strange
         plan = read_plan(self._links.control, self._links.keys, self._model)
-        mine = plan.assignments.get(worker_id) if plan else None
-        if plan and mine is not None and (mine, plan.split) != (self._role.stage, self._role.split):
-            return "the plan gives this worker another stage"
-        return None
+        return self._follow(plan) if plan else None
+
+    def _follow(self, plan: Plan) -> str | None:
+        """Has a successor prepared if the plan gives this worker another stage, and tells the engine once it may go.
+
+        Returns the reason why the worker must go at once, or None.
+        """
+        mine = plan.assignments.get(self._role.worker_id)
+        moves = mine is not None and (mine, plan.split) != (self._role.stage, self._role.split)
+        if self._succession is None:
+            return "the plan gives this worker another stage" if moves else None
+        if moves and mine is not None and not self._succession.has_begun:
+            self._succession.begin(parse_split(plan.split)[mine])
+        if self._succession.is_over(plan):
+            self._mailbox.put(MovesOn())
+        return self._succession.failure

@@ -3,7 +3,7 @@
 import os
 import secrets
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -61,12 +61,13 @@ class Registration:
         port: int,
         nondeterministic: bool = False,
         slow: str = "",
+        succeeds: str = "",
     ) -> None:
         """Collects the fields of the worker's record; nothing is sent yet.
 
         `model` is the model's key in Redis, `numerics` its numerics id, `port` that of the worker's status server.
         `nondeterministic`: its device is nondeterministic. `slow`: a line for users that says why it computes more
-        slowly than its CPU can.
+        slowly than its CPU can. `succeeds`: the id of the worker of this process whose place in the plan it takes.
         """
         self.worker_id = _new_id()
         self._links, self._model, self._beat_s = links, model, settings.beat_s
@@ -87,16 +88,19 @@ class Registration:
             "threads": settings.threads,
             "varies": int(nondeterministic),
             **({"slow": slow} if slow else {}),
+            **({"succeeds": succeeds} if succeeds else {}),
         }
 
-    def wait_for_assignment(self) -> StageAssignment:
-        """Registers, and polls the plan until it names this worker. Raises Stopping when the process should end.
+    def wait_for_assignment(self, given_up: Callable[[], bool] = lambda: False) -> StageAssignment:
+        """Registers, and polls the plan until it names this worker.
+
+        Raises Stopping when the process should end, or `given_up` returns True.
 
         Registers again, with a new id, when the record is gone (declared dead, or lost by Redis): no plan names a
         worker without a record.
         """
         self._enter()
-        while not self._links.stop.wait(PLAN_POLL_S):
+        while not self._links.stop.wait(PLAN_POLL_S) and not given_up():
             if self.forgotten():
                 self.worker_id = _new_id()
                 self._enter()

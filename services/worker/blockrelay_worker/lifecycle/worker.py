@@ -1,56 +1,29 @@
-"""A worker: it registers, loads the stage of its plan, runs the engine, starts over when declared dead, and drains."""
+"""A worker: it serves one stage after the other, under a new registration each, until it is stopped or drained."""
 
-import gc
 import threading
-import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
 
-from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.errors import DeviceLost, RedisTrouble
-from blockrelay.host.memory import available_bytes
-from blockrelay.observability.logs import get
+from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.errors import RedisTrouble
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
-from blockrelay.protocol.plan import DEVICES, GPU, Stage
-from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import check_redis, wait_for_redis
 from blockrelay.settings import WorkerSettings
-from blockrelay.text.tokenizer import Tokenizer
-from blockrelay_worker.engine.loop import Engine
-from blockrelay_worker.engine.stage_role import StageRole
-from blockrelay_worker.execution.executor import Executor
-from blockrelay_worker.execution.fault_injection import SaltedExecutor, SlowedExecutor, salted_id
 from blockrelay_worker.execution.loader import Executors
-from blockrelay_worker.execution.page_layout import layout_of, pages_for
 from blockrelay_worker.execution.process.executors import DeviceExecutors
-from blockrelay_worker.kernels import load_kernels
-from blockrelay_worker.kernels.libraries import shortcoming
-from blockrelay_worker.kv.prefix_cache import PrefixCache
-from blockrelay_worker.kv.run_table import RunTable
-from blockrelay_worker.kv.store.factory import open_page_store
-from blockrelay_worker.lifecycle.heartbeat import Heartbeat
-from blockrelay_worker.lifecycle.local_rows import open_local_rows
 from blockrelay_worker.lifecycle.next_device import OtherDevices
-from blockrelay_worker.lifecycle.on_device import MOVED, OnDevice
-from blockrelay_worker.lifecycle.registration import Registration, StageAssignment, rows_arrive
-from blockrelay_worker.policy import DEVICE_PATIENCE, KV_SHARE_OF_ONE_WORKER, PAGES_FLUSH_S
-from blockrelay_worker.sampling.row_sampler import sampler_of
-from blockrelay_worker.states import WORKER, WorkerMachine
-from blockrelay_worker.transport.events import Event
-from blockrelay_worker.transport.inbox_reader import Reader
-from blockrelay_worker.transport.mailbox import Mailbox
+from blockrelay_worker.lifecycle.on_device import OnDevice
+from blockrelay_worker.lifecycle.service import StageService, WorkerParts
 from blockrelay_worker.transport.redis_links import Links, Stopping, WorkerDrain
 
 
 class Worker:
     """One worker. `run` returns when `stop` is set, or after a drain that was requested. It is called once.
 
-    `has_served` becomes True when the worker first announces a stage, and stays so. Before that, `run` and making a
-    worker raise UsageError or BlockFolderError where these settings, this model or these Redis servers can never work.
-    Another BlockrelayError may be gone at the next start, and `run` can raise it at any time.
+    Until `has_served`, `run` and making a worker raise UsageError or BlockFolderError where these settings, this model
+    or these Redis servers can never work. Another BlockrelayError may be gone at the next start, and `run` can raise it
+    at any time.
     """
 
     def __init__(
@@ -65,34 +38,44 @@ class Worker:
         others: OtherDevices | None = None,
     ) -> None:
         """`number` counts the workers that share `executors`, from 0; `others` may replace the device of these."""
-        self._settings, self._stop = settings, stop
-        self._folder, self._executors = folder, executors
-        self._model = folder.model_key
-        self._numerics = self._numerics_now()
-        name = settings.served_name(self._folder.model.name)
-        self._registry = service_registry("worker", cell=settings.cell, model=name, numerics=self._numerics)
-        self._metrics = WorkerMetrics(self._registry)
-        self._links = Links.open(settings, self._metrics.redis_errors, stop, drain)
-        self._ready = self.has_served = False
-        self._state = WorkerMachine(WORKER)
-        self._metrics.states.show(self._state)
-        self._loaded: tuple[StageAssignment, Executor] | None = None
+        self._stop = stop
+        model = settings.served_name(folder.model.name)
+        registry = service_registry("worker", cell=settings.cell, model=model)
+        metrics = WorkerMetrics(registry)
+        self._links = links = Links.open(settings, metrics.redis_errors, stop, drain)
         shared = executors if isinstance(executors, DeviceExecutors) else None
         others = others or OtherDevices(settings.gpu, "", python="")
-        self._device = shared and OnDevice(shared, number, settings, self._links, self._metrics, self._model, others)
-        self._status = StatusServer(settings.host, settings.port, self._metrics.registry, self._gaps)
+        self._status = StatusServer(settings.host, settings.port, metrics.registry, self._gaps)
+        self._parts = WorkerParts(
+            settings=settings,
+            folder=folder,
+            executors=executors,
+            links=links,
+            registry=registry,
+            metrics=metrics,
+            device=shared and OnDevice(shared, number, settings, links, metrics, folder.model_key, others),
+            port=self._status.port,
+        )
+        registry.tell_build(numerics=self._parts.numerics)
 
     def run(self) -> None:
         """Registers and serves, again after every loss of the registration or the device, until stopped or drained."""
+        service = StageService(self._parts)
         try:
             self._find_redis()
             while not self._stop.is_set() and not self._links.drain.is_requested:
-                self._register_and_serve()
+                service.run()
+                service = service.next()
         except Stopping:
             pass
         finally:
             self._status.close()
             self._links.close()
+
+    @property
+    def has_served(self) -> bool:
+        """Whether the worker has announced a stage, now or before."""
+        return self._links.drain.has_served
 
     def _find_redis(self) -> None:
         """Waits for the control Redis. Raises UsageError if a Redis server, as configured, can never serve us."""
@@ -114,268 +97,4 @@ class Worker:
     def _gaps(self) -> list[str]:
         if self._links.drain.is_requested or self._stop.is_set():
             return ["this worker is draining: it takes nothing new"]
-        return [] if self._ready else [self._links.watch.trouble or "this worker has no stage yet"]
-
-    def _register_and_serve(self) -> None:
-        """Serves under one registration, from entering the registry to leaving it."""
-        if self._loaded and not self._loaded[1].usable:
-            self._close_stage()
-        if self._device and not self._device.wait():
-            return
-        self._numerics = self._numerics_now()
-        self._registry.tell_build(numerics=self._numerics)
-        registration = Registration(
-            self._links,
-            self._settings,
-            model=self._model,
-            numerics=self._numerics,
-            port=self._status.port,
-            nondeterministic=self._executors.nondeterministic,
-            slow="" if self._device else shortcoming(),
-        )
-        assignment = registration.wait_for_assignment()
-        self._state.on("assigned")
-        try:
-            self._load_and_serve(registration, assignment)
-        finally:
-            if self._device:
-                self._device.leave()
-
-    def _load_and_serve(self, registration: Registration, assignment: StageAssignment) -> None:
-        """Loads the assigned stage and serves it until the registration or the device is lost, or the drain is over."""
-        try:
-            with registration.kept_alive():
-                executor = self._load(assignment)
-        except DeviceLost as lost:
-            if self._device and not self._stop.is_set() and lost.reason != MOVED:  # otherwise we ended its process
-                self._device.report_loss(lost)
-            self._leave(registration, assignment.split)
-            self._state.on("device_lost")
-            return
-        except Exception:
-            self._state.on("failed")
-            raise
-        if registration.forgotten():
-            self._state.on("forgotten")
-            return  # the loaded stage is kept for the next registration
-        executor = self._with_faults(executor)
-        role = self._role(registration.worker_id, assignment, executor)
-        self._serve(registration, assignment, role, executor)
-
-    def _numerics_now(self) -> str:
-        """Returns the numerics id to register with; it changes with the device."""
-        return salted_id(self._executors.numerics_id(self._folder.manifest), self._settings.inject_numerics)
-
-    def _load(self, assignment: StageAssignment) -> Executor:
-        """Returns the stage's executor: the last one if it has the same blocks and is usable, else a new one."""
-        if self._device:
-            self._device.join()
-        if self._loaded and self._loaded[0].blocks == assignment.blocks and self._loaded[1].usable:
-            return self._loaded[1]
-        if self._loaded:
-            self._close_stage()
-        blocks = assignment.blocks
-        with self._metrics.load_seconds.time():
-            elsewhere = self._device or self._folder.model.onnx_blocks is not None  # another process reads the files
-            read = range(0) if elsewhere else range(blocks.first, blocks.last + 1)
-            folder = open_block_folder(self._settings.model, blocks=read)
-            with self._device.refusal_is_loss() if self._device else nullcontext():
-                pages = self._pages(folder, blocks)
-                executor = self._executors.load(folder, blocks.first, blocks.last, pages=pages)
-        self._loaded = (assignment, executor)
-        if self._device:
-            self._device.has_loaded(blocks, executor)
-        return executor
-
-    def _close_stage(self) -> None:
-        assert self._loaded is not None
-        self._loaded[1].close()
-        self._loaded = None
-        if self._device:
-            self._device.has_closed()
-
-    def _pages(self, folder: BlockFolder, blocks: Stage) -> int:
-        """Returns the number of KV pages: as many as memory allows, and at most what all requests at full context need.
-
-        At least 2 on our CPU kernels, if the stage has layers. Memory is `kv_bytes` of the settings, or a share of what
-        is free. Raises UsageError where the stage does not fit on a device.
-        """
-        useful = self._settings.max_requests * pages_for(folder.model.max_position)
-        budget = self._settings.kv_bytes or int(available_bytes() * KV_SHARE_OF_ONE_WORKER)
-        if self._device:
-            return self._device.pages(folder, blocks, useful=useful, kv_bytes=budget)
-        page_bytes = layout_of(folder, blocks.first, blocks.last).bytes_per_page
-        return useful if page_bytes == 0 else max(2, min(useful, budget // page_bytes))
-
-    def _role(self, worker_id: str, assignment: StageAssignment, executor: Executor) -> StageRole:
-        """Returns what the engine must know of the stage: its place in the split, and its limits by the settings."""
-        settings, able = self._settings, executor.capabilities
-        assert able.numerics_id == self._numerics, "the executor computes other bits than those that were registered"
-        return StageRole(
-            worker_id=worker_id,
-            split=assignment.split,
-            stage=assignment.stage,
-            first=assignment.blocks.first,
-            last=assignment.blocks.last,
-            blocks=self._folder.model.blocks,
-            capabilities=replace(
-                able,
-                max_rows=min(able.max_rows, settings.max_rows),
-                max_sequences=min(able.max_sequences, settings.max_requests),
-            ),
-            device=settings.device,
-            max_requests=settings.max_requests,
-            step_target_s=settings.step_target_s,
-            step_limit_s=settings.session_timeout_s,
-            speculation=settings.speculation == "on",
-            inexact_sharing=settings.inexact_sharing == "on"
-            and self._executors.nondeterministic
-            and (assignment.blocks.first, assignment.blocks.last) == (1, self._folder.model.blocks),
-            named_tensors=self._folder.model.onnx_blocks is not None,
-        )
-
-    def _serve(
-        self, registration: Registration, assignment: StageAssignment, role: StageRole, executor: Executor
-    ) -> None:
-        """Serves the stage: announces it, runs the engine and the heartbeat, and leaves the registry afterwards."""
-        mailbox, over = Mailbox[Event](), threading.Event()
-        cache = self._cache(role, executor, mailbox)
-        table = RunTable(executor.pool, cache)
-        self._metrics.kv_pages_total.set(executor.pool.pages)
-        self._metrics.expect_stage(role.stage, role.device, role.first, role.last)
-        path, care = self._folder.tokenizer_path, self._device and self._device.care(mailbox)
-        local = open_local_rows(self._settings, role, self._folder.model, self._links, mailbox)
-        engine = Engine(
-            role,
-            self._folder.model,
-            Tokenizer.from_file(path) if path else None,
-            executor,
-            table,
-            self._links,
-            mailbox,
-            self._metrics,
-            self._state,
-            sampler_of(load_kernels(self._settings.threads if role.last_stage else 1)),
-            care,
-            local.outgoing,
-        )
-        able, pages, slots = role.capabilities, executor.pool.pages, role.max_requests
-        run_id = registration.announce(
-            assignment, pages=pages, slots=slots, capabilities=able, local_rows=local.address
-        )
-        self._state.on("loaded")
-        self._ready = self.has_served = True
-        if self._device:
-            self._device.is_ready()
-        counts = {device: int(device == role.device) for device in DEVICES}
-        get().info(
-            "NODE_READY",
-            worker=role.worker_id,
-            workers={name: count > 0 for name, count in counts.items()},
-            worker_counts=counts,
-            stage=role.stage,
-            first=role.first,
-            last=role.last,
-            pages=pages,
-            **executor.details,
-        )
-        threads: list[threading.Thread] = self._readers(role, mailbox, over)
-        threads.append(
-            Heartbeat(
-                self._links,
-                mailbox,
-                role,
-                table,
-                run_id=run_id,
-                model=self._model,
-                pace=lambda: engine.pace.pace_at(time.monotonic()) if role.first_stage else None,
-                every_s=self._settings.beat_s,
-                step_limit_s=self._step_limit_s,
-                stop=over,
-            )
-        )
-        for thread in threads:
-            thread.start()
-        gc.collect()
-        gc.freeze()  # objects that exist now live on: scanning them all would delay every request
-        try:
-            self._links.drain.is_possible = True
-            why = engine.run()
-        finally:
-            self._links.drain.is_possible = False
-            self._ready = False
-            over.set()
-        if self._state.state != "draining":
-            self._state.on("drain")
-        get().info("NODE_DRAINING", worker=role.worker_id, reason=why)
-        self._leave(registration, role.split)
-        local.close()
-        for thread in threads:
-            thread.join()
-        table.check_integrity()
-        if cache is not None:
-            cache.close(PAGES_FLUSH_S)
-        self._state.on("gone")
-
-    def _step_limit_s(self) -> float:
-        """Returns the time in seconds after which a step counts as stuck; a device's process ends before the worker."""
-        limit_s = max(self._settings.session_timeout_s, self._links.clock.allowed_s)
-        return limit_s * (DEVICE_PATIENCE if self._device else 1)
-
-    def _cache(self, role: StageRole, executor: Executor, mailbox: Mailbox[Event]) -> PrefixCache | None:
-        """Returns the cache by which runs share KV pages; None if the settings turn it off, and in a stage of the head,
-        which has no pages."""
-        if not self._settings.prefix_cache or not executor.layout.layers:
-            return None
-        store = open_page_store(
-            self._settings,
-            self._links.payload,
-            self._links.keys,
-            self._folder.manifest,
-            executor,
-            first_block=role.first,
-            metrics=self._metrics,
-        )
-        return PrefixCache(
-            executor.pool,
-            model_hash=self._folder.manifest.model_hash,
-            numerics=executor.capabilities.numerics_id,
-            metrics=self._metrics,
-            exact=executor.capabilities.exact,
-            stage=role.stage,
-            shares_private=role.inexact_sharing,
-            store=store,
-            deliver=mailbox.put,
-        )
-
-    def _readers(self, role: StageRole, mailbox: Mailbox[Event], over: threading.Event) -> list[threading.Thread]:
-        """Makes the threads that read the inboxes and, for the first stage, the streams of jobs into `mailbox`."""
-        keys, inbox = self._links.keys, self._links.keys.inbox(role.worker_id)
-        streams: list[str] = []
-        if role.first_stage:
-            classes = (GPU,) if role.device == GPU else DEVICES
-            streams = [f(self._model, c) for c in classes for f in (keys.reruns, keys.jobs)]
-            streams += [keys.pinned(self._model, c, self._numerics) for c in classes]
-        watch = self._links.watch
-        readers: list[threading.Thread] = [Reader(self._links.control, inbox, streams, mailbox, over, watch)]
-        if self._links.payload is not self._links.control and rows_arrive(role.split):
-            readers.append(Reader(self._links.payload, inbox, [], mailbox, over, watch))
-        return readers
-
-    def _with_faults(self, executor: Executor) -> Executor:
-        """Wraps the verified executor in the faults that the settings ask for."""
-        if salt := self._settings.inject_numerics:
-            executor = SaltedExecutor(executor, salt=salt, vocabulary=self._folder.model.vocab_size)
-        if self._settings.inject_speed < 1:
-            executor = SlowedExecutor(executor, speed=self._settings.inject_speed)
-        return executor
-
-    def _leave(self, registration: Registration, split: str) -> None:
-        """Leaves the registry in one try, so that the requests of this worker run again elsewhere."""
-        call = calls.dead(registration.worker_id, silent_s=0, reason="drain")
-        try:
-            self._links.scripts.run(call)
-        except RedisTrouble as error:
-            self._links.watch.count_error(error)  # the scheduler will notice the missing heartbeats
-        if rows_arrive(split):
-            registration.leave_payload()
+        return [] if self._links.drain.is_possible else [self._links.watch.trouble or "this worker has no stage yet"]

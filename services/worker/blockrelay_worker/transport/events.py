@@ -35,10 +35,16 @@ class Restarted:
 class Gone:
     """This worker must end its registration; `why` is the reason, in words for the log.
 
-    It was declared dead, its payload inbox is gone, or the plan gives it another stage.
+    It was declared dead, its payload inbox is gone, or the plan gives it another stage that it cannot load beside this
+    one.
     """
 
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class MovesOn:
+    """The workers of another plan serve: this one must pass its requests on to them and end its registration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,4 +52,4 @@ class DeviceEnded:
     """The process of this worker's device has ended. It wakes the engine, which then handles the loss at once."""
 
 
-Event = Wake | Verdicts | Orphan | Restarted | Gone | DeviceEnded | NextJob | Ended | Forward | Loaded
+Event = Wake | Verdicts | Orphan | Restarted | Gone | MovesOn | DeviceEnded | NextJob | Ended | Forward | Loaded

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import redis
@@ -30,8 +30,26 @@ class WorkerDrain:
 
     is_requested: bool = False
     """The worker should take no new requests, finish those it has, and end."""
-    is_possible: bool = False
-    """The worker serves a stage, so that it can drain."""
+    has_served: bool = False
+    """The worker has served a stage, now or before."""
+    _serving: int = 0  # engines of the worker that run: two while it moves to another stage
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def is_possible(self) -> bool:
+        """The worker serves a stage, so that it can drain."""
+        return self._serving > 0
+
+    @contextmanager
+    def serving(self) -> Generator[None]:
+        """Counts the worker as serving a stage while the `with` block runs."""
+        with self._lock:
+            self._serving, self.has_served = self._serving + 1, True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._serving -= 1
 
 
 class StepClock:
@@ -110,6 +128,10 @@ class Links:
         keys = Keys(settings.cell)
         scripts = Scripts(control, keys)
         return cls(control, payload, keys, scripts, RedisWatch(errors), stop, drain or WorkerDrain())
+
+    def of_another_engine(self) -> "Links":
+        """Returns the same links with a step clock of their own, for a second engine of this worker."""
+        return replace(self, clock=StepClock())
 
     def run_until_reachable(self, call: Call[T]) -> T:
         """Runs a script (idempotent) until Redis answers, and returns its result.

@@ -52,6 +52,19 @@ def test_blocks_are_split_evenly(blocks: int, stages: int, split: str) -> None:
     assert split_text(uniform_split(blocks, stages)) == split
 
 
+def test_a_successor_takes_the_stage_that_a_plan_gave_the_worker_that_moves() -> None:
+    moved = decide([worker("a"), worker("b")], planned=UNEVEN, current=CURRENT).plan
+    assert moved.assignments == {"a": 0, "b": 1} and moved.split == "1-3,4-4"
+    everybody = [worker("b2", age=9, succeeds="b"), worker("a"), worker("b"), worker("a2", succeeds="a")]
+    after = decide(everybody, planned=UNEVEN, current=moved).plan
+    assert after.assignments == {"a2": 0, "b2": 1}, "and not by its age, as a newcomer"
+    assert "1 CPU worker for it" in after.reasons[0], "a worker that leaves does not count"
+    alone = decide([everybody[0], everybody[3]], planned=UNEVEN, current=after).plan
+    assert alone.assignments == after.assignments
+    back = decide(everybody, planned=equal_parts(4, 2), current=after).plan
+    assert set(back.assignments) == {"a2", "b2"}, "another plan meanwhile is for the successors"
+
+
 @pytest.mark.parametrize("stages", [0, -1, 4])
 def test_a_number_of_stages_that_the_model_cannot_have_is_a_usage_error(stages: int) -> None:
     with pytest.raises(UsageError, match=f"stages is {stages}, but the model has 3 blocks: choose 1 to 3"):

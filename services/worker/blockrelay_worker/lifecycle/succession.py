@@ -1,0 +1,86 @@
+"""Prepares the stage that another plan gives a worker beside the one that it serves, so that no request waits for it.
+
+The successor is a second worker in the same process: it has a registration, an engine and KV pages of its own. Once all
+stages of the plan in force have workers that serve, the first one passes its requests on and goes.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from blockrelay.errors import BlockrelayError
+from blockrelay.observability.logs import get
+from blockrelay.protocol.plan import Plan, Stage, empty_stages_of, succeeded
+from blockrelay.redis.registry import read_workers
+from blockrelay_worker.transport.redis_links import Links, Stopping
+
+
+class Service(Protocol):
+    """A worker's service of one stage, which `run` registers, loads, announces and serves until its end."""
+
+    serves: bool
+    """It has announced its stage."""
+
+    def run(self) -> None:
+        """Registers, loads and serves. Returns soon after a drain of the worker was requested."""
+        ...
+
+
+class Succession:
+    """The change of one service of a stage for another one. The heartbeat's thread calls it, and `join` the worker's.
+
+    `make` returns the service of the stage of these blocks, or None where there is no memory for both.
+    """
+
+    def __init__(self, links: Links, model: str, make: Callable[[Stage], Service | None]) -> None:
+        self._links, self._model, self._make = links, model, make
+        self._told = False
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self.has_begun = False
+        #: Why the worker must leave its stage before it can load another one; None: it need not.
+        self.failure: str | None = None
+        #: The successor, once there is one.
+        self.service: Service | None = None
+
+    def begin(self, blocks: Stage) -> None:
+        """Starts the successor in a thread of its own. `failure` is set if there is no memory for it."""
+        self.has_begun = True
+        self.service = self._make(blocks)
+        if self.service is None:
+            self.failure = "the plan gives this worker another stage, and there is no memory for both"
+            return
+        self._thread = threading.Thread(target=self._run, args=(self.service,), name="successor", daemon=True)
+        self._thread.start()
+
+    def is_over(self, plan: Plan) -> bool:
+        """Returns True once: when the successor and workers of all other stages of `plan` serve."""
+        if self._told or self.service is None or not self.service.serves:
+            return False
+        workers = read_workers(self._links.control, self._links.keys, self._model)
+        leaving = succeeded(workers)
+        ready = [worker for worker in workers if worker.state == "ready" and worker.id not in leaving]
+        self._told = not empty_stages_of(plan.split, ready)
+        return self._told
+
+    def join(self) -> None:
+        """Waits for the end of the successor, if there is one. Raises the error that ended it while it served."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self, service: Service) -> None:
+        """Runs the successor. An error before it serves has the worker leave its stage first, and then load again."""
+        try:
+            service.run()
+        except Stopping:
+            pass
+        except Exception as error:  # noqa: BLE001  # raised by `join`, in the worker's thread
+            if service.serves:
+                self._error = error
+            else:
+                reason = str(error) if isinstance(error, BlockrelayError) else repr(error)
+                get().warning("STAGE_NOT_LOADED_BESIDE", error=reason)
+        if not self._told and not self._links.drain.is_requested:
+            self.failure = "the plan gives this worker another stage, which could not be loaded beside this one"

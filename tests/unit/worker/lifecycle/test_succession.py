@@ -1,0 +1,109 @@
+"""A worker prepares another stage beside the one that it serves, and goes when all stages of the plan have workers."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from blockrelay.errors import BlockFolderError
+from blockrelay.protocol.plan import Plan, Stage
+from blockrelay_worker.lifecycle.succession import Succession
+from blockrelay_worker.transport.redis_links import Stopping
+from tests.support.cell import MODEL, Cell
+from tests.support.waiting import wait_until
+from tests.support.worker.links import links_of
+
+PLAN = Plan(epoch=2, split="1-3,4-4", route_class="cpu", assignments={}, blocks={}, reasons=())
+
+
+class PlayedService:
+    """A service that the test lets register and end."""
+
+    def __init__(self, how_it_starts: Callable[[], None]) -> None:
+        self._how_it_starts = how_it_starts
+        self.serves = False
+        self.over = threading.Event()
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        self._how_it_starts()
+        self.serves = True
+        self.over.wait(30)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def old(cell: Cell) -> Cell:
+    """Workers `a` and `b` of the plan before."""
+    for stage, name in enumerate("ab"):
+        cell.worker(name, split="1-2,3-4", stage=stage)
+    return cell
+
+
+@pytest.fixture
+def service(old: Cell) -> Iterator[PlayedService]:
+    """The successor of `a`, not started."""
+    played = PlayedService(lambda: None)
+    yield played
+    played.over.set()
+
+
+def begun(cell: Cell, service: PlayedService | None) -> Succession:
+    asked: list[Stage] = []
+
+    def make(blocks: Stage) -> PlayedService | None:
+        asked.append(blocks)
+        return service
+
+    succession = Succession(links_of(cell), MODEL, make)
+    succession.begin(Stage(first=1, last=3))
+    assert asked == [Stage(first=1, last=3)] and succession.has_begun
+    return succession
+
+
+def test_it_goes_when_every_stage_has_a_worker_that_stays(old: Cell, service: PlayedService) -> None:
+    succession = begun(old, service)
+    wait_until(lambda: service.serves, "the successor serves")
+    assert not succession.is_over(PLAN), "nobody is registered for the new stages"
+    old.worker("a2", split="1-3,4-4", stage=0, succeeds="a")
+    assert not succession.is_over(PLAN), "the second stage has nobody"
+    old.worker("b2", split="1-3,4-4", stage=1, succeeds="b")
+    old.worker("b3", split="1-1,2-4", stage=1, succeeds="b2")
+    assert not succession.is_over(PLAN), "the worker of the second stage leaves it for another plan"
+    old.worker("c", split="1-3,4-4", stage=1)
+    assert succession.is_over(PLAN) and succession.failure is None
+    assert not succession.is_over(PLAN), "it says so once"
+    service.over.set()
+    succession.join()
+    assert succession.failure is None, "its end, later, has nothing to do with the change"
+
+
+def test_without_memory_for_both_it_leaves_at_once(old: Cell) -> None:
+    succession = begun(old, None)
+    assert succession.failure == "the plan gives this worker another stage, and there is no memory for both"
+    assert not succession.is_over(PLAN)
+    succession.join()
+
+
+@pytest.mark.parametrize("error", [BlockFolderError("block_3 is altered"), Stopping(), MemoryError()])
+def test_a_successor_that_never_serves_has_the_worker_leave_and_load_again(old: Cell, error: Exception) -> None:
+    def fails() -> None:
+        raise error
+
+    succession = begun(old, PlayedService(fails))
+    wait_until(lambda: succession.failure, "it has failed")
+    assert "could not be loaded beside this one" in (succession.failure or "")
+    succession.join()  # raises nothing: the worker's own try to load says what is wrong
+
+
+def test_the_error_of_one_that_serves_is_the_workers(old: Cell, service: PlayedService) -> None:
+    succession = begun(old, service)
+    wait_until(lambda: service.serves, "the successor serves")
+    for stage, name in enumerate(("a2", "b2")):
+        old.worker(name, split="1-3,4-4", stage=stage, succeeds="ab"[stage])
+    assert succession.is_over(PLAN)
+    service.error = MemoryError("later")
+    service.over.set()
+    with pytest.raises(MemoryError):
+        succession.join()
