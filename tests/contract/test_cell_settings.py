@@ -17,6 +17,7 @@ from blockrelay_launcher.cli.status import read_status
 from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.loop import Scheduler
 from tests.support.cell import MODEL, Cell
+from tests.support.plan_problems import costs
 from tests.support.redis.redis_server import RedisServer
 
 
@@ -42,6 +43,7 @@ def test_all_mean_the_same_workers_by_alive(cell: Cell, redis_server: RedisServe
         metrics=SchedulerMetrics(CollectorRegistry()),
         model=MODEL,
         planned=equal_parts(4, 1),
+        costs=costs(4),
     )
     scheduler.tick()  # which declares nobody dead: it has just begun
     gauge = {

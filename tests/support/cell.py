@@ -74,12 +74,14 @@ class Cell:
         varies: bool = False,
         slow: str = "",
         succeeds: str = "",
+        loads_beside: bool = False,
     ) -> str:
         """Register a ready worker."""
         announce(
             self.client, self.keys, name,
             model=MODEL, split=split, stage=stage, device=device, pages=pages, slots=slots, numerics=numerics,
             capabilities=capabilities, varies=varies, slow=slow, succeeds=succeeds,
+            loads_beside=loads_beside,
         )  # fmt: skip
         self.workers.append(name)
         return name

@@ -17,6 +17,7 @@ from blockrelay.observability.certificates import Certificates
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
 from blockrelay.observability.registry import service_registry
 from blockrelay.observability.status_server import StatusServer
+from blockrelay.planning.costs import costs_of
 from blockrelay.planning.cuts import check_stages
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.keys import Keys
@@ -25,7 +26,8 @@ from blockrelay.redis.client import Scripts, connect
 from blockrelay.redis.connections import server_certificate_end
 from blockrelay.settings import SchedulerSettings, read_settings
 from blockrelay_scheduler.loop import Scheduler, SchedulerLinks
-from blockrelay_scheduler.plan_command.inputs import PlanOptions, read_problem
+from blockrelay_scheduler.plan_command.inputs import PlanOptions, read_problem, read_profile
+from blockrelay_scheduler.planning.cost_model import CostModel
 from blockrelay_scheduler.planning.problem import Wishes
 from blockrelay_scheduler.planning.strategies.registry import goes_by, place
 
@@ -51,7 +53,16 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
         {"control": settings.redis_url, "payload": settings.payload_redis_url},
         {"control": partial(server_certificate_end, client), "payload": partial(server_certificate_end, payload)},
     )
-    scheduler = Scheduler(settings=settings, link=link, metrics=metrics, model=folder.model_key, planned=planned)
+    profile = read_profile(settings.profile, folder) if settings.profile else None
+    scheduler = Scheduler(
+        settings=settings,
+        link=link,
+        metrics=metrics,
+        model=folder.model_key,
+        planned=planned,
+        costs=CostModel(costs_of(folder), folder.manifest.precisions, profile),
+        check_cut=partial(check_stages, folder),
+    )
     try:
         status = StatusServer(settings.host, settings.port, metrics.registry, scheduler.gaps)
     except OSError as error:

@@ -6,12 +6,13 @@ scripts in Redis. All state that matters is there, and so any number of schedule
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from blockrelay.errors import RedisTrouble
 from blockrelay.observability import logs
 from blockrelay.observability.metrics.scheduler import SchedulerMetrics
-from blockrelay.protocol.plan import WorkerInfo
+from blockrelay.protocol.plan import Stage, WorkerInfo
 from blockrelay.protocol.planned_split import PlannedSplit
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis import registry
@@ -25,7 +26,9 @@ from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.liveness import Liveness
 from blockrelay_scheduler.plan_publisher import PlanPublisher
 from blockrelay_scheduler.planning.assignment import empty_stages
+from blockrelay_scheduler.planning.cost_model import CostModel
 from blockrelay_scheduler.policy import LOOK_S
+from blockrelay_scheduler.replanning.replanner import Replanner
 from blockrelay_scheduler.rescuer import Rescuer
 from blockrelay_scheduler.states import SCHEDULER, SchedulerMachine
 from blockrelay_scheduler.upgrade import CellUpgrade
@@ -42,9 +45,12 @@ class Scheduler:
         *,
         model: str,
         planned: PlannedSplit,
+        costs: CostModel,
+        check_cut: Callable[[Sequence[Stage]], None] = lambda _: None,
     ) -> None:
         """`model` is the model's key in Redis; `planned` are the stages that the settings of this scheduler cut the
-        model into."""
+        model into. `costs` are the times of its blocks, by a profile or by guesses; `check_cut` raises BlockFolderError
+        for stages that the model cannot be cut into."""
         self.settings, self.link, self.metrics, self._model = settings, link, metrics, model
         self._state = SchedulerMachine(SCHEDULER)
         metrics.states.show(self._state)
@@ -53,6 +59,7 @@ class Scheduler:
         self.liveness = Liveness(link, self._cell.dead_after_ms)
         name = settings.node_id or logs.node_name("scheduler")
         self._publisher = PlanPublisher(link, model, planned, vacancy_s=settings.vacancy_s, name=name)
+        self._replanner = Replanner(link, model, costs, check_cut, settings, metrics, name)
         self._rescuer = Rescuer(link, settings)
         self._upgrade = CellUpgrade(link, raises=settings.raise_protocol)
         self._sweeper: InboxSweeper | None = None  # None: one Redis for everything
@@ -125,6 +132,8 @@ class Scheduler:
         self._agree()
         workers = registry.read_workers(self.link.client, self.link.keys, self._model)
         plan = self._publisher.publish(workers, trusted=self.liveness.trusted)
+        if self._publisher.entry is not None:
+            self._replanner.look(workers, plan, self._publisher.entry)
         self._sweep(workers)
         if time.monotonic() - max(self._last_look, self.liveness.settled_from) >= LOOK_S:
             self._rescuer.rescue()

@@ -35,6 +35,11 @@ class PlanPublisher:
     _ready_published: float = field(default=float("-inf"), init=False)  # monotonic; see READY_EVERY_S
     _entry: PlanEntry | None = field(default=None, init=False)  # the newest, whose stages are published
 
+    @property
+    def entry(self) -> PlanEntry | None:
+        """The entry of the history that was published last; None before the first."""
+        return self._entry
+
     def publish(self, workers: Sequence[WorkerInfo], *, trusted: bool) -> Plan:
         """Publishes a plan if the workers need another one, and returns the plan in force afterwards.
 

@@ -23,6 +23,14 @@ RAISE_EVERY_S = 5.0
 #: Seconds between two plans that only say which GPUs are ready: one that comes and goes does not publish many.
 READY_EVERY_S = 1.0
 
+#: Seconds between two comparisons of measured times with the plan: heartbeats bring new ones twice a second, and a
+#: better plan has to stay better for minutes.
+REPLAN_LOOK_S = 3.0
+#: Share of the gain that a better plan needs with which it still counts as better: single measurements are noisy.
+REPLAN_KEPT = 2 / 3
+#: Share of the free memory of a machine that stages, with KV pages, may take which its workers load beside their own.
+BESIDE_SHARE = 0.8
+
 # Recovery and scaling
 
 #: Estimates of the time of a prompt are rough: only a request that takes this many times as long is stuck.

@@ -81,6 +81,7 @@ FAMILIES = (
     Family("exact-left", "<model>", "string, the deterministic worker that left last", "DEAD", "ACCEPT", "after 60 s"),
     Family("plan", "<model>", "hash: epoch, inputs, class, plan", "PLAN", "ACCEPT gateway scheduler worker", "never"),
     Family("plan-history", "<model>", "stream: plan, origin, author; schedulers put the newest into force", "scheduler", "", "trimmed to 100"),
+    Family("measured-profile", "<model>", "string: how far measured times are from the profile, since when a better plan is known", "scheduler", "", "never"),
     Family("session", "<id>", "hash: step, fingerprint, request, tokens", "ACCEPT", "MOVE gateway", "retention after the last step"),
     Family("moved", "<name>", "string, version of the list of cells that gives a key or a session to another cell", "ACCEPT MOVE", "", "retention of requests with a key, and a day"),
     Family("result", "<id>", "string, tensor outputs", "worker", "gateway", "60 s after it was stored, 5 s after it was read", "payload"),
@@ -273,3 +274,6 @@ class Keys:
 
     def plan_history(self, model: str) -> str:
         return self.key("plan-history", model)
+
+    def measured_profile(self, model: str) -> str:
+        return self.key("measured-profile", model)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
 from blockrelay.errors import UsageError
+from blockrelay.protocol.block_times import BlockTimes
 from blockrelay.protocol.capabilities import Capabilities, Pace
 from blockrelay.protocol.constants import DEAD_AFTER_MS
 
@@ -125,6 +126,11 @@ class WorkerInfo:
     pace: Pace | None = None  # of a worker of the first stage, once it has measured itself
     varies: bool = False  # nondeterministic: it does not compute the same bits twice
     slow: str = ""  # why it is slower than its CPU allows, with the remedy; "": it is not
+    block_times: BlockTimes | None = None  # of its blocks, once it has measured them
+    node: str = ""  # the machine's name
+    cores: int = 1  # CPU cores that it may use
+    threads: int = 1  # of its kernels
+    loads_beside: bool = False  # it can load another stage beside the one that it serves
     succeeds: str = ""  # id of the worker in the same process that serves until this one does; "": none
 
     @property
@@ -194,6 +200,11 @@ class WorkerInfo:
             pace=Pace.from_redis(f),
             varies=f.get(b"varies") == b"1",
             slow=f.get(b"slow", b"").decode(),
+            block_times=BlockTimes.from_json(f.get(b"block_times")),
+            node=f.get(b"node", b"").decode(),
+            cores=max(1, integer(b"cores")),
+            threads=max(1, integer(b"threads")),
+            loads_beside=b"loads_beside" in f,
             succeeds=f.get(b"succeeds", b"").decode(),
         )
 
@@ -222,8 +233,8 @@ def empty_stages_of(split: str, ready: Sequence[WorkerInfo]) -> dict[int, Stage]
 
 
 def succeeded(workers: Sequence[WorkerInfo]) -> frozenset[str]:
-    """Returns the ids of workers that another worker of `workers` succeeds, which has their place in plans."""
-    return frozenset(worker.succeeds for worker in workers if worker.succeeds)
+    """Returns the ids of those `workers` that another one of them succeeds, which has their place in plans."""
+    return frozenset(worker.succeeds for worker in workers) & {worker.id for worker in workers}
 
 
 def slow_workers(workers: Sequence[WorkerInfo]) -> dict[str, list[str]]:

@@ -2,7 +2,8 @@
 
 `blockrelay plan apply` and `plan rollback` add entries. A scheduler adds one when its settings differ from the last
 entry that came from settings. So a scheduler that only restarts keeps an applied plan, and one that starts with another
-plan replaces it. All functions with a client raise RedisTrouble.
+plan replaces it. It also adds one when it moves borders by measured times. All functions with a client raise
+RedisTrouble.
 """
 
 import getpass
@@ -21,7 +22,7 @@ from blockrelay.redis.errors import Overtaken
 
 #: Entries kept for each model.
 KEPT = 100
-Origin = Literal["settings", "apply", "rollback"]
+Origin = Literal["settings", "apply", "rollback", "measured"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +42,13 @@ class PlanEntry:
     @property
     def source(self) -> str:
         """The origin and author of the plan, in words."""
-        return {"settings": "settings of", "apply": "applied by", "rollback": "rolled back by"}[self.origin] + (
-            f" {self.who}"
-        )
+        words: Mapping[Origin, str] = {
+            "settings": "settings of",
+            "apply": "applied by",
+            "rollback": "rolled back by",
+            "measured": "measured by",
+        }
+        return f"{words[self.origin]} {self.who}"
 
 
 def read_history(client: redis.Redis, keys: Keys, model: str) -> list[PlanEntry]:

@@ -31,6 +31,16 @@ class SchedulerSettings(Settings):
     )
     vacancy_s: float = Field(default=15.0, gt=0, description="seconds that an empty stage waits for a replacement")
     stalled_after_s: float = Field(default=30.0, gt=0, description="seconds without progress until a run is repeated")
+    replan: Literal["on", "off"] = Field(
+        default="on", description="move blocks between stages when measured times say that steps would be shorter"
+    )
+    replan_gain: float = Field(
+        default=0.15, gt=0, description="share by which the steps of a plan must be longer than those of a better one"
+    )
+    replan_after_s: float = Field(
+        default=120.0, gt=0, description="seconds that a plan must be better before it counts"
+    )
+    replan_every_s: float = Field(default=300.0, gt=0, description="least seconds between two such plans")
     prompt_tokens_per_s: float = Field(default=100.0, gt=0, description="slowest prompt speed that is not a stall")
     fallback_wait_s: float = Field(
         default=60.0, gt=0, description="seconds that a request with fallback: deny waits for a GPU before it fails"

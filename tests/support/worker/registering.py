@@ -38,9 +38,10 @@ def announce(
     varies: bool = False,
     slow: str = "",
     succeeds: str = "",
+    loads_beside: bool = False,
 ) -> None:
     """Register `name` as a worker of this stage, ready and with its inbox; both Redis servers are one."""
-    registration = _registration(client, keys, name, model, device, numerics, varies, slow, succeeds)
+    registration = _registration(client, keys, name, model, device, numerics, varies, slow, succeeds, loads_beside)
     assignment = StageAssignment(split, stage, parse_split(split)[stage], epoch=0)
     registration.announce(assignment, pages=pages, slots=slots, capabilities=capabilities)
 
@@ -55,6 +56,7 @@ def _registration(
     varies: bool = False,
     slow: str = "",
     succeeds: str = "",
+    loads_beside: bool = False,
 ) -> Registration:
     links = Links(client, client, keys, Scripts(client, keys), _watch, threading.Event())
     registration = Registration(
@@ -66,6 +68,7 @@ def _registration(
         nondeterministic=varies,
         slow=slow,
         succeeds=succeeds,
+        loads_beside=loads_beside,
     )
     registration.worker_id = name
     return registration

@@ -28,6 +28,7 @@ from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.loop import Scheduler
 from blockrelay_scheduler.policy import LOOK_LIMIT
 from tests.support.cell import MODEL, Cell
+from tests.support.plan_problems import costs
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 from tests.support.worker.registering import enter
@@ -46,6 +47,7 @@ def scheduler(url: str, payload_url: str | None = None, **settings: object) -> S
         metrics=SchedulerMetrics(CollectorRegistry()),
         model=MODEL,
         planned=equal_parts(4, checked.stages),
+        costs=costs(4),
     )
 
 

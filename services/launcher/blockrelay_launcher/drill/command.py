@@ -25,7 +25,7 @@ from blockrelay_launcher.drill.faults import Fault, possible, strikes
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.options import DrillOptions
 from blockrelay_launcher.drill.parts.killer import Killer
-from blockrelay_launcher.drill.parts.operator import DeviceRetries, PlanSwitch
+from blockrelay_launcher.drill.parts.operator import DeviceRetries, PlanSwitch, Replans
 from blockrelay_launcher.drill.parts.part import DrillPart
 from blockrelay_launcher.drill.parts.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.report import Report, judge, show
@@ -87,7 +87,7 @@ def _check(options: DrillOptions, folder: BlockFolder) -> None:
         raise UsageError(
             "--upgrade and --upgrade-from are for models that promise equal answers: releases differ in bits"
         )
-    if options.roles and options.kinds and not possible(options.kinds, options.roles):
+    if options.roles and {*options.kinds} - {"replan"} and not possible(options.kinds, options.roles):
         raise UsageError(f"--faults {','.join(options.kinds)} meets only redis, which --kill does not name")
     if options.gpu and (options.upgrade or options.upgrade_from):
         raise UsageError("--gpu goes with neither --upgrade nor --upgrade-from")
@@ -238,6 +238,8 @@ def _faults(options: DrillOptions, system: DrilledSystem, seed: str, started: fl
     if possible(options.kinds, options.roles):
         rng = Random(seed)
         parts.append(Killer(system, strikes(rng, kinds=options.kinds, roles=options.roles, every_s=options.every)))
+    if options.replans:
+        parts.append(Replans(system, Random(f"{seed} replans"), options.stages))
     if options.gpu:
         parts.append(DeviceRetries(system))
     if options.upgrade:

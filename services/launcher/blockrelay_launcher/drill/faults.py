@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Literal, TypeVar, get_args
 
 from blockrelay.errors import UsageError
+from blockrelay.protocol.plan import Stage, split_text
 
 T = TypeVar("T", bound=str)
 #: The faults. kill: SIGKILL. stop: SIGSTOP, later SIGCONT. full: Redis has no room (maxmemory 1). cut: Redis closes
-#: connections.
-Kind = Literal["kill", "stop", "full", "cut"]
+#: connections. replan: a plan with other borders between the same number of stages, which no role is hurt by.
+Kind = Literal["kill", "stop", "full", "cut", "replan"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 #: The roles that a user can choose; `redis` is both servers, `device` the process of a GPU or of ONNX blocks.
 Role = Literal["worker", "scheduler", "gateway", "redis", "device"]
@@ -79,11 +81,21 @@ def strikes(rng: Random, *, kinds: Sequence[Kind], roles: Sequence[Role], every_
 def possible(kinds: Sequence[Kind], roles: Sequence[Role]) -> dict[Kind, list[Role]]:
     """Returns the roles that each kind of fault can hurt: only a Redis can be full or cut connections.
 
-    Kinds that can hurt none of `roles` are absent.
+    Kinds that can hurt none of `roles` are absent, such as replan.
     """
     servers: list[Role] = ["redis"] if "redis" in roles else []
-    by_kind: dict[Kind, list[Role]] = {k: servers if k in ("full", "cut") else list(roles) for k in KINDS if k in kinds}
+    hurting: list[Kind] = [kind for kind in KINDS if kind in kinds and kind != "replan"]
+    by_kind: dict[Kind, list[Role]] = {k: servers if k in ("full", "cut") else list(roles) for k in hurting}
     return {kind: hurt for kind, hurt in by_kind.items() if hurt}
+
+
+def other_borders(rng: Random, blocks: int, stages: int, before: str) -> tuple[Stage, ...]:
+    """Draws stages of at least one block each whose text is not `before`; there must be other ones."""
+    while True:
+        ends = [*sorted(rng.sample(range(1, blocks), stages - 1)), blocks]
+        drawn = tuple(Stage(first=a + 1, last=b) for a, b in pairwise([0, *ends]))
+        if split_text(drawn) != before:
+            return drawn
 
 
 def parse_names(text: str, option: str, known: Sequence[T]) -> tuple[T, ...]:

@@ -77,9 +77,9 @@ class DrillOptions(DrilledSystemOptions):
         option(
             "KIND,KIND",
             "Kinds of faults: kill; stop (a process, up to 8 s); full (Redis has no room, up to 3 s); cut "
-            "(connections of Redis).",
+            "(connections of Redis); replan (several stages get other borders).",
         ),
-    ] = "kill,stop,full,cut"
+    ] = ",".join(KINDS)
     every: Annotated[float, option("S", "Mean time between two faults, in seconds.", min=0.1)] = 2.0
     upgrade: Annotated[
         bool, flag("--upgrade", "Replace all workers, in the middle third, by workers that compute other bits.")
@@ -106,6 +106,12 @@ class DrillOptions(DrilledSystemOptions):
     def kinds(self) -> tuple[Kind, ...]:
         """Kinds of faults. Raises UsageError for an unknown one."""
         return parse_names(self.faults, "--faults", KINDS)
+
+    @property
+    def replans(self) -> bool:
+        """Whether stages get other borders. Not where there is one, where blocks come from others, or with a plan."""
+        fixed = self.blocks is not None or self.plan or self.apply or self.upgrade or self.upgrade_from
+        return "replan" in self.kinds and self.stages > 1 and not fixed
 
     def check(self, given: Set[str]) -> None:
         """Raises UsageError if both a model and blocks are given, and for unknown roles and kinds."""

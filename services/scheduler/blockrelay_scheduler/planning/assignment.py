@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from blockrelay.protocol.plan import GPU, Plan, WorkerInfo
+from blockrelay.protocol.plan import GPU, Plan, WorkerInfo, parse_split
 from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit
 
 
@@ -34,10 +34,10 @@ def assign(
     """Returns a stage for every worker, with two exceptions.
 
     A worker that drains before it ever got a stage has none, nor has one that can only run the whole model where there
-    are several stages. Assignments of the plan in force, `current`, stay while the split is the same, except where
-    `planned` now has the worker's device at other stages. A worker outside `current` that has already loaded a stage of
-    this split keeps it likewise. `deserted` are stages without a live worker for so long that no replacement is to be
-    expected.
+    are several stages. Assignments of the plan in force, `current`, stay while there are as many stages, so that few
+    blocks move, except where `planned` now has the worker's device at other stages. A worker outside `current` that has
+    already loaded a stage of this split keeps it likewise. `deserted` are stages without a live worker for so long that
+    no replacement is to be expected.
     """
     if len(planned.stages) > 1:
         workers = [worker for worker in workers if not worker.whole_model_only]
@@ -55,7 +55,8 @@ def empty_stages(workers: Sequence[WorkerInfo], plan: Plan) -> frozenset[int]:
 def _kept(workers: Sequence[WorkerInfo], planned: PlannedSplit, current: Plan | None) -> dict[str, int]:
     """Returns the stages that workers keep: by the plan in force, or because they have already loaded the blocks."""
     split = planned.text
-    before: Mapping[str, int] = current.assignments if current and current.split == split else {}
+    same = current is not None and len(parse_split(current.split)) == len(planned.stages)
+    before: Mapping[str, int] = current.assignments if current and same else {}
     renamed = bool(current) and [*map(list, current.devices)] != [*map(list, planned.devices)]
     kept: dict[str, int] = {}
     for worker in workers:

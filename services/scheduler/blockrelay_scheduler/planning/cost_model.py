@@ -7,7 +7,7 @@ profile has the times of random weights in each precision. Where it has none, th
 by the bytes of the weights, and what further tokens add stays. Converted and described times are estimates.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -37,6 +37,8 @@ class CostModel:
     """Measured times; None: every device must bring figures of its own."""
     measured_in: tuple[Precision, ...] | None = None
     """The precision of each block in which the profile was measured; None: `precisions`."""
+    corrections: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Factors on the seconds of blocks, by number, that a running system has measured; 1 for blocks without one."""
     _classes: tuple[str, ...] = field(init=False)
     # The cached results of `prefix_seconds`.
     _seconds: dict[tuple[object, ...], list[float]] = field(default_factory=dict[tuple[object, ...], list[float]])
@@ -91,7 +93,8 @@ class CostModel:
 
     def each_block_seconds(self, device: Device, rows: float, context: float) -> list[float]:
         """Seconds of a step of each block: block i at index i-1. `rows` and `context` are as for `seconds`."""
-        return [self._block_seconds(device, index, rows, context) for index in range(1, len(self.analysis.blocks) + 1)]
+        numbers = range(1, len(self.analysis.blocks) + 1)
+        return [self._block_seconds(device, n, rows, context) * self.corrections.get(n, 1.0) for n in numbers]
 
     def weight_bytes(self, first: int, last: int, device: Device) -> int:
         """Bytes of blocks [first, last] on this device: measured ones of the profile, else computed from the model."""

@@ -4,6 +4,7 @@ All at once would wait for one another in the other worker, which has to compute
 """
 
 import time
+from typing import Any, cast
 
 from blockrelay_worker.engine.run_endings import Endings
 from blockrelay_worker.kv.run_table import RunTable
@@ -32,8 +33,7 @@ class HandOver:
         if not len(self._table) or now - self._looked < HAND_OVER_LOOK_S:
             return
         self._looked = now
-        if self._under_way:
-            self._under_way = {name: one for name, one in self._under_way.items() if self._is_waiting(name, one[0])}
+        self._forget_those_that_go_on()
         rows = sum(rows for _, rows in self._under_way.values())
         for run in self._table.all():
             if rows and rows + len(run.tokens) > HAND_OVER_ROWS:
@@ -42,10 +42,20 @@ class HandOver:
             self._under_way[run.request_id] = (len(run.tokens) - run.prompt_length, len(run.tokens))
             self._endings.rerun(run.request_id, run.run_id, "drain")
 
-    def _is_waiting(self, request_id: str, known: int) -> bool:
-        """Returns whether a request that was handed over with `known` tokens has not ended, and has no further one."""
-        key = self._links.keys.request(request_id)
-        state, committed = self._links.retry_until_reachable(
-            lambda: self._links.control.hmget(key, "state", "committed"), "read request"
-        )
-        return state in (b"queued", b"running") and int(committed or 0) <= known
+    def _forget_those_that_go_on(self) -> None:
+        """Leaves only requests under way that have neither ended nor got a token since they were handed over."""
+        if not self._under_way:
+            return
+
+        def read() -> list[list[bytes | None]]:
+            ask = self._links.control.pipeline(transaction=False)
+            for request_id in self._under_way:
+                ask.hmget(self._links.keys.request(request_id), "state", "committed")
+            return cast(Any, ask.execute())
+
+        answers = self._links.retry_until_reachable(read, "read requests")
+        self._under_way = {
+            request_id: (known, rows)
+            for (request_id, (known, rows)), (state, committed) in zip(self._under_way.items(), answers, strict=True)
+            if state in (b"queued", b"running") and int(committed or 0) <= known
+        }

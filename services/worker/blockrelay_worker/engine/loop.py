@@ -102,6 +102,8 @@ class Engine:
         )
         #: The worker's pace in prompt tokens and tokens, which its heartbeats report.
         self.pace = self._steps.pace
+        #: The times of the stage's blocks, which they report too.
+        self.blocks = self._steps.blocks
         self._claim_due = role.first_stage
         self._hand_over: HandOver | None = None  # of a first stage that moves on
         self._log = get()
@@ -131,7 +133,7 @@ class Engine:
                     self._state.on("drain")
                 if self._state.state == "draining":
                     self._claim_due = False
-                    if self._hand_over is not None:
+                    if self._hand_over is not None and not self.links.drain.is_requested:  # its successor drains too
                         self._hand_over.go_on()
                     if self._endings.all_ended():
                         return "drained"

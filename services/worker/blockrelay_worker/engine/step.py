@@ -16,6 +16,7 @@ from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.encoding.named_tensors import why_not_sent
 from blockrelay.protocol.plan import CPU, GPU
+from blockrelay_worker.engine.block_meter import BlockMeter
 from blockrelay_worker.engine.quarantine import Quarantine, is_quarantined, separated
 from blockrelay_worker.engine.rows.batch_builder import batch_of, split, wanted_rows
 from blockrelay_worker.engine.rows.forward_builder import Part, forwards
@@ -54,7 +55,9 @@ class InFlight:
 
 
 class Steps:
-    """Runs steps, one after the other, and measures them: `cost` per step size, `pace` for admission.
+    """Runs steps, one after the other, and measures them.
+
+    `cost` is measured per step size, `pace` for admission, and `blocks` for plans.
 
     Used by the engine thread only. Waits for Redis; raises Stopping when the process should end meanwhile.
     """
@@ -95,6 +98,7 @@ class Steps:
         self._doubted = False  # the device computed NaN or infinity: check it with its canary
         self.cost = StepCost()
         self.pace = PaceMeter()
+        self.blocks = BlockMeter(role.first)
 
     def run(self, work: list[Work]) -> None:
         """Runs one step on `work`: one batch for each quarantined request, then one for all others.
@@ -292,6 +296,7 @@ class Steps:
         self._metrics.inference_seconds.inc(seconds)
         self._metrics.inferences.inc()
         self._metrics.batch_rows.observe(rows)
+        self.blocks.add(work, output.seconds)
         self.pace.add(rows=rows - decode_tokens, tokens=sum(1 for w in work if w.samples))
         self._metrics.block_seconds.observe(output.seconds, self._role.device, str(output.estimated).lower())
 

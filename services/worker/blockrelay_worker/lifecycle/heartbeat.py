@@ -7,6 +7,7 @@ from collections.abc import Callable
 from blockrelay.errors import RedisTrouble
 from blockrelay.exit_codes import BROKEN
 from blockrelay.observability.logs import get
+from blockrelay.protocol.block_times import BlockTimes
 from blockrelay.protocol.capabilities import Pace
 from blockrelay.protocol.messages import Ended
 from blockrelay.protocol.plan import Plan, parse_split
@@ -42,8 +43,8 @@ class Heartbeat(threading.Thread):
     """Sends a heartbeat every `every_s` seconds until `stop` is set or the worker is gone, and tells the engine.
 
     Events for the engine go to `mailbox`. `run_id` is that of the control Redis that the worker registered with:
-    another one means that Redis restarted. `model` is the model's key in Redis. `pace` returns the measured speed,
-    None before it is known.
+    another one means that Redis restarted. `model` is the model's key in Redis. `pace` returns the measured speed, and
+    `blocks` the times of the stage's blocks, None before they are known.
 
     When a step's age exceeds `step_limit_s`, the process ends: a stuck worker must not look alive. While the number of
     finished parts of long steps grows, the heartbeat says that the step makes progress. `succession` prepares another
@@ -60,6 +61,7 @@ class Heartbeat(threading.Thread):
         run_id: str,
         model: str,
         pace: Callable[[], Pace | None],
+        blocks: Callable[[], BlockTimes | None],
         every_s: float,
         step_limit_s: Callable[[], float],
         stop: threading.Event,
@@ -68,6 +70,7 @@ class Heartbeat(threading.Thread):
         super().__init__(name="beat", daemon=True)
         self._links, self._mailbox, self._role, self._table = links, mailbox, role, table
         self._model, self._pace, self._parts_before = model, pace, 0
+        self._blocks, self._blocks_said = blocks, ""
         self._every_s, self._step_limit_s, self._stopped = every_s, step_limit_s, stop
         self._strange: frozenset[tuple[str, str]] = frozenset()
         self._run_id, self._succession = run_id, succession
@@ -114,12 +117,18 @@ class Heartbeat(threading.Thread):
             return "the payload inbox is gone"
         worker_id, before = self._role.worker_id, self._table.view
         parts, parts_before = self._links.clock.parts, self._parts_before
+        blocks = self._blocks()
+        measured = blocks.to_json() if blocks else ""
         there = self._links.scripts.run(
             calls.heartbeat(
-                worker_id, self._pace(), pages_used=self._table.pool.used_pages, goes_on=parts > parts_before
+                worker_id,
+                self._pace(),
+                pages_used=self._table.pool.used_pages,
+                goes_on=parts > parts_before,
+                block_times=measured if measured != self._blocks_said else "",
             )
         )
-        self._parts_before = parts
+        self._parts_before, self._blocks_said = parts, measured
         if there is None:
             return "declared dead"
         ended, strange = compare(before, self._table.view, there)

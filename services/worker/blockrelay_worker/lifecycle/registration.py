@@ -61,13 +61,15 @@ class Registration:
         port: int,
         nondeterministic: bool = False,
         slow: str = "",
+        loads_beside: bool = False,
         succeeds: str = "",
     ) -> None:
         """Collects the fields of the worker's record; nothing is sent yet.
 
         `model` is the model's key in Redis, `numerics` its numerics id, `port` that of the worker's status server.
         `nondeterministic`: its device is nondeterministic. `slow`: a line for users that says why it computes more
-        slowly than its CPU can. `succeeds`: the id of the worker of this process whose place in the plan it takes.
+        slowly than its CPU can. `loads_beside`: it can load another stage beside its own. `succeeds`: the id of the
+        worker of this process whose place in the plan it takes.
         """
         self.worker_id = _new_id()
         self._links, self._model, self._beat_s = links, model, settings.beat_s
@@ -88,13 +90,15 @@ class Registration:
             "threads": settings.threads,
             "varies": int(nondeterministic),
             **({"slow": slow} if slow else {}),
+            **({"loads_beside": 1} if loads_beside else {}),
             **({"succeeds": succeeds} if succeeds else {}),
         }
 
     def wait_for_assignment(self, given_up: Callable[[], bool] = lambda: False) -> StageAssignment:
         """Registers, and polls the plan until it names this worker.
 
-        Raises Stopping when the process should end, or `given_up` returns True.
+        Raises Stopping when the process should end, when `given_up` returns True, and for a successor that finds no
+        room in the cell.
 
         Registers again, with a new id, when the record is gone (declared dead, or lost by Redis): no plan names a
         worker without a record.
@@ -224,7 +228,7 @@ class Registration:
             if not was_logged:
                 was_logged = True
                 get().warning("CELL_FULL", limit=MAX_WORKERS, reason="the cell has no room for another worker; waiting")
-            if self._links.stop.wait(REGISTER_RETRY_S):
+            if "succeeds" in self._fields or self._links.stop.wait(REGISTER_RETRY_S):
                 raise Stopping
         get().info("WORKER_REGISTERED", worker=self.worker_id, device=self._fields["device"])
 

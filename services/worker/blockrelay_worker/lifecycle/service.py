@@ -4,23 +4,21 @@ import gc
 import threading
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import DeviceLost, RedisTrouble
+from blockrelay.host.identity import host_name
 from blockrelay.host.memory import available_bytes
 from blockrelay.observability.logs import get
-from blockrelay.observability.metrics.worker import WorkerMetrics
-from blockrelay.observability.registry import ServiceRegistry
 from blockrelay.protocol.plan import DEVICES, GPU, Stage
 from blockrelay.protocol.transitions import calls
-from blockrelay.settings import WorkerSettings
+from blockrelay.redis.registry import read_workers
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.loop import Engine
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.executor import Executor
-from blockrelay_worker.execution.fault_injection import SaltedExecutor, SlowedExecutor, salted_id
-from blockrelay_worker.execution.loader import Executors
+from blockrelay_worker.execution.fault_injection import SaltedExecutor, SlowedExecutor
 from blockrelay_worker.execution.page_layout import layout_of, pages_for
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.libraries import shortcoming
@@ -29,7 +27,8 @@ from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.kv.store.factory import open_page_store
 from blockrelay_worker.lifecycle.heartbeat import Heartbeat
 from blockrelay_worker.lifecycle.local_rows import open_local_rows
-from blockrelay_worker.lifecycle.on_device import MOVED, OnDevice
+from blockrelay_worker.lifecycle.on_device import MOVED
+from blockrelay_worker.lifecycle.parts import WorkerParts
 from blockrelay_worker.lifecycle.registration import Registration, StageAssignment, rows_arrive
 from blockrelay_worker.lifecycle.succession import Succession
 from blockrelay_worker.policy import BESIDE_SHARE, DEVICE_PATIENCE, KV_SHARE_OF_ONE_WORKER, PAGES_FLUSH_S
@@ -38,30 +37,7 @@ from blockrelay_worker.states import WORKER, WorkerMachine
 from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.mailbox import Mailbox
-from blockrelay_worker.transport.redis_links import Links
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerParts:
-    """The parts of a worker that outlive its registrations."""
-
-    settings: WorkerSettings
-    folder: BlockFolder
-    """The model, without its weights."""
-    executors: Executors
-    links: Links
-    registry: ServiceRegistry
-    metrics: WorkerMetrics
-    """The metrics in `registry`."""
-    device: OnDevice | None
-    """The device that computes in a process of its own; None: our CPU kernels compute."""
-    port: int
-    """The port of the worker's status server."""
-
-    @property
-    def numerics(self) -> str:
-        """The numerics id to register with; it changes with the device."""
-        return salted_id(self.executors.numerics_id(self.folder.manifest), self.settings.inject_numerics)
+from blockrelay_worker.transport.redis_links import Stopping
 
 
 class StageService:
@@ -89,8 +65,10 @@ class StageService:
             self._metrics.states.show(self._state)
         self._numerics = ""  # that of the registration
         self._succession: Succession | None = None
-        #: It has announced its stage.
-        self.serves = False
+        #: The stages of the model of which it serves one; empty before it has announced that.
+        self.split = ""
+        #: Another plan came before the worker that it succeeds has left: that one follows the plan itself.
+        self.is_overtaken = False
 
     def run(self) -> None:
         """Serves from entering the registry to leaving it, or returns at once if the worker should end."""
@@ -108,9 +86,15 @@ class StageService:
             port=self._parts.port,
             nondeterministic=self._executors.nondeterministic,
             slow="" if self._device else shortcoming(),
+            loads_beside=self._device is None and not self._folder.model.onnx_blocks,
             succeeds=self._succeeds,
         )
-        assignment = registration.wait_for_assignment(lambda: self._links.drain.is_requested)
+        try:
+            assignment = registration.wait_for_assignment(lambda: self._links.drain.is_requested)
+        except Stopping:
+            if self._succeeds:  # the process goes on
+                self._leave(registration, "")
+            raise
         self._state.on("assigned")
         try:
             self._load_and_serve(registration, assignment)
@@ -127,9 +111,10 @@ class StageService:
         while last._succession is not None and isinstance(successor := last._succession.service, StageService):
             if last._loaded:
                 last._close_stage()
+            _collect()
             last._succession.join()
-            last = successor
-        return StageService(self._parts, state=last._state, loaded=last._loaded)
+            last._succession, last = None, successor
+        return StageService(self._parts, state=last._state if last.split else None, loaded=last._loaded)
 
     def _load_and_serve(self, registration: Registration, assignment: StageAssignment) -> None:
         """Loads the assigned stage and serves it until the registration or the device is lost, or the drain is over."""
@@ -146,6 +131,7 @@ class StageService:
             return
         except Exception:
             self._state.on("failed")
+            self._leave(registration, assignment.split)
             raise
         if registration.forgotten():
             self._state.on("forgotten")
@@ -254,6 +240,7 @@ class StageService:
             assignment, pages=pages, slots=slots, capabilities=able, local_rows=local.address
         )
         self._state.on("loaded")
+        self._metrics.states.show(self._state)
         if self._device:
             self._device.is_ready()
         counts = {device: int(device == role.device) for device in DEVICES}
@@ -278,6 +265,7 @@ class StageService:
                 run_id=run_id,
                 model=self._model,
                 pace=lambda: engine.pace.pace_at(time.monotonic()) if role.first_stage else None,
+                blocks=engine.blocks.times,
                 every_s=self._settings.beat_s,
                 step_limit_s=self._step_limit_s,
                 stop=over,
@@ -286,11 +274,10 @@ class StageService:
         )
         for thread in threads:
             thread.start()
-        gc.collect()
-        gc.freeze()  # objects that exist now live on: scanning them all would delay every request
+        _collect()
         try:
             with self._links.drain.serving():
-                self.serves = True
+                self.split = role.split
                 why = engine.run()
         finally:
             over.set()
@@ -307,10 +294,22 @@ class StageService:
         self._state.on("gone")
 
     def _successor(self, role: StageRole, blocks: Stage) -> "StageService | None":
-        """Returns the service that follows this one, with these blocks; None if there is no memory for both."""
+        """Returns the service that follows this one, with these blocks.
+
+        None where this process would then have three of them, and if there is no memory for both, weights and KV pages:
+        all workers of the model on this machine may need as much at the same moment.
+        """
+        if self._succeeds and self._links.control.exists(self._links.keys.worker(self._succeeds)):
+            self.is_overtaken = True
+            return None
         manifest = self._folder.manifest
         files = [manifest.files[manifest.blocks[block - 1].file] for block in range(blocks.first, blocks.last + 1)]
-        if sum(file.bytes for file in files) > available_bytes() * BESIDE_SHARE:
+        kv = layout_of(self._folder, blocks.first, blocks.last).bytes_per_page * self._pages(self._folder, blocks)
+        here = [
+            one for one in read_workers(self._links.control, self._links.keys, self._model) if one.node == host_name()
+        ]
+        needed = sum(file.bytes for file in files) + kv
+        if needed > available_bytes() * BESIDE_SHARE / max(1, len(here)):
             return None
         return StageService(self._parts, succeeds=role.worker_id)
 
@@ -376,3 +375,13 @@ class StageService:
             self._links.watch.count_error(error)  # the scheduler will notice the missing heartbeats
         if rows_arrive(split):
             registration.leave_payload()
+
+
+def _collect() -> None:
+    """Frees what nobody refers to any more, and has later collections skip what is left.
+
+    Objects that exist now live on: scanning them all would delay every request.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

@@ -5,6 +5,7 @@ stages of the plan in force have workers that serve, the first one passes its re
 """
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -14,12 +15,17 @@ from blockrelay.protocol.plan import Plan, Stage, empty_stages_of, succeeded
 from blockrelay.redis.registry import read_workers
 from blockrelay_worker.transport.redis_links import Links, Stopping
 
+#: Seconds between two looks whether all stages of the plan are served: each reads the records of all workers.
+LOOK_S = 0.5
+
 
 class Service(Protocol):
     """A worker's service of one stage, which `run` registers, loads, announces and serves until its end."""
 
-    serves: bool
-    """It has announced its stage."""
+    split: str
+    """The stages of the model of which it serves one; empty before it has announced that."""
+    is_overtaken: bool
+    """It has left because another plan came before it could take over: the present service follows that one."""
 
     def run(self) -> None:
         """Registers, loads and serves. Returns soon after a drain of the worker was requested."""
@@ -34,7 +40,7 @@ class Succession:
 
     def __init__(self, links: Links, model: str, make: Callable[[Stage], Service | None]) -> None:
         self._links, self._model, self._make = links, model, make
-        self._told = False
+        self._told, self._looked = False, float("-inf")
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self.has_begun = False
@@ -44,19 +50,28 @@ class Succession:
         self.service: Service | None = None
 
     def begin(self, blocks: Stage) -> None:
-        """Starts the successor in a thread of its own. `failure` is set if there is no memory for it."""
+        """Starts the successor in a thread of its own, after the end of one that was overtaken.
+
+        `failure` is set if there is no room for it.
+        """
         self.has_begun = True
+        if self._thread is not None:
+            self._thread.join()
         self.service = self._make(blocks)
         if self.service is None:
-            self.failure = "the plan gives this worker another stage, and there is no memory for both"
+            self.failure = "the plan gives this worker another stage, and there is no room for both"
             return
         self._thread = threading.Thread(target=self._run, args=(self.service,), name="successor", daemon=True)
         self._thread.start()
 
     def is_over(self, plan: Plan) -> bool:
         """Returns True once: when the successor and workers of all other stages of `plan` serve."""
-        if self._told or self.service is None or not self.service.serves:
+        service = self.service
+        if self._told or service is None or service.is_overtaken or service.split != plan.split:
             return False
+        if time.monotonic() - self._looked < LOOK_S:
+            return False
+        self._looked = time.monotonic()
         workers = read_workers(self._links.control, self._links.keys, self._model)
         leaving = succeeded(workers)
         ready = [worker for worker in workers if worker.state == "ready" and worker.id not in leaving]
@@ -77,10 +92,14 @@ class Succession:
         except Stopping:
             pass
         except Exception as error:  # noqa: BLE001  # raised by `join`, in the worker's thread
-            if service.serves:
+            if service.split:
                 self._error = error
             else:
                 reason = str(error) if isinstance(error, BlockrelayError) else repr(error)
                 get().warning("STAGE_NOT_LOADED_BESIDE", error=reason)
-        if not self._told and not self._links.drain.is_requested:
+        if self._told or self._links.drain.is_requested:
+            return
+        if service.is_overtaken:
+            self.service, self.has_begun = None, False
+        else:
             self.failure = "the plan gives this worker another stage, which could not be loaded beside this one"

@@ -14,7 +14,8 @@ from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.lifecycle.next_device import OtherDevices
 from blockrelay_worker.lifecycle.on_device import OnDevice
-from blockrelay_worker.lifecycle.service import StageService, WorkerParts
+from blockrelay_worker.lifecycle.parts import WorkerParts
+from blockrelay_worker.lifecycle.service import StageService
 from blockrelay_worker.transport.redis_links import Links, Stopping, WorkerDrain
 
 

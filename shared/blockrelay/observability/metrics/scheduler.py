@@ -23,6 +23,22 @@ class SchedulerMetrics:
             "blocks",
             "device",
         )
+        self.plan_predicted = make.gauge(
+            "blockrelay_plan_predicted_seconds",
+            "Time of a block in decode steps such as the observed ones, by the profile that the plan was made from",
+            "block",
+            "device",
+        )
+        self.plan_observed = make.gauge(
+            "blockrelay_plan_observed_seconds",
+            "Time of a block in the decode steps of the last seconds, as its workers measured it",
+            "block",
+            "device",
+        )
+        self.plan_gain = make.gauge(
+            "blockrelay_plan_gain_ratio",
+            "Share by which steps are longer than with the best borders between the same stages, by measured times",
+        )
         self.totals = Totals(registry)
         self.ended = make.gauge("blockrelay_ended_requests", "Requests that have ended and can still be read")
         self.queue_depth = make.gauge("blockrelay_queue_depth", "Jobs that wait, by queue and class of route", "stream")

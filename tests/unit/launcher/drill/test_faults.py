@@ -9,7 +9,17 @@ from random import Random
 import pytest
 
 from blockrelay.errors import UsageError
-from blockrelay_launcher.drill.faults import KINDS, LASTS_S, ROLES, Strike, parse_names, possible, strikes
+from blockrelay.protocol.plan import split_text
+from blockrelay_launcher.drill.faults import (
+    KINDS,
+    LASTS_S,
+    ROLES,
+    Strike,
+    other_borders,
+    parse_names,
+    possible,
+    strikes,
+)
 from blockrelay_launcher.drill.options import DrillOptions
 
 
@@ -45,10 +55,24 @@ def test_only_a_redis_is_full_or_cuts() -> None:
     assert possible(KINDS, ()) == {}
 
 
+def test_borders_are_drawn_anew_and_every_stage_has_a_block() -> None:
+    rng, before = Random(1), "1-3,4-5"
+    seen = {split_text(other_borders(rng, 5, 2, before)) for _ in range(100)}
+    assert seen == {"1-1,2-5", "1-2,3-5", "1-4,5-5"}
+
+
+def test_plans_change_only_where_a_drill_has_stages_and_no_plan_of_its_own() -> None:
+    options = DrillOptions(model=Path("m"), stages=2)
+    assert options.replans and not replace(options, stages=1).replans
+    assert not replace(options, faults="kill").replans and replace(options, faults="replan").replans
+    assert not any(replace(options, **{name: Path("p")}).replans for name in ("plan", "apply", "blocks"))  # pyright: ignore
+    assert possible(("replan",), ROLES) == {}, "nobody is hurt"
+
+
 def test_names_are_read_and_a_wrong_one_is_told() -> None:
     assert parse_names(" cut,kill", "--faults", KINDS) == ("kill", "cut") and parse_names("", "--faults", KINDS) == ()
     assert parse_names("redis, worker", "--kill", ROLES) == ("worker", "redis")
-    with pytest.raises(UsageError, match="--faults takes kill, stop, full, cut with commas between them, not 'flood'"):
+    with pytest.raises(UsageError, match="--faults takes kill, stop, full, cut, replan with commas"):
         parse_names("kill,flood", "--faults", KINDS)
 
 

@@ -59,6 +59,7 @@ class Beating:
             run_id=run_id,
             model=MODEL,
             pace=lambda: None,
+            blocks=lambda: None,
             every_s=0.02,
             step_limit_s=lambda: 30.0,
             stop=self.stop,

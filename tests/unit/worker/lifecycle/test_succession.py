@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -21,21 +22,22 @@ class PlayedService:
 
     def __init__(self, how_it_starts: Callable[[], None]) -> None:
         self._how_it_starts = how_it_starts
-        self.serves = False
+        self.split, self.is_overtaken = "", False
         self.over = threading.Event()
         self.error: Exception | None = None
 
     def run(self) -> None:
         self._how_it_starts()
-        self.serves = True
+        self.split = PLAN.split
         self.over.wait(30)
         if self.error is not None:
             raise self.error
 
 
 @pytest.fixture
-def old(cell: Cell) -> Cell:
-    """Workers `a` and `b` of the plan before."""
+def old(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> Cell:
+    """Workers `a` and `b` of the plan before, which look as often as they are asked."""
+    monkeypatch.setattr("blockrelay_worker.lifecycle.succession.LOOK_S", 0.0)
     for stage, name in enumerate("ab"):
         cell.worker(name, split="1-2,3-4", stage=stage)
     return cell
@@ -64,7 +66,7 @@ def begun(cell: Cell, service: PlayedService | None) -> Succession:
 
 def test_it_goes_when_every_stage_has_a_worker_that_stays(old: Cell, service: PlayedService) -> None:
     succession = begun(old, service)
-    wait_until(lambda: service.serves, "the successor serves")
+    wait_until(lambda: service.split, "the successor serves")
     assert not succession.is_over(PLAN), "nobody is registered for the new stages"
     old.worker("a2", split="1-3,4-4", stage=0, succeeds="a")
     assert not succession.is_over(PLAN), "the second stage has nobody"
@@ -81,9 +83,23 @@ def test_it_goes_when_every_stage_has_a_worker_that_stays(old: Cell, service: Pl
 
 def test_without_memory_for_both_it_leaves_at_once(old: Cell) -> None:
     succession = begun(old, None)
-    assert succession.failure == "the plan gives this worker another stage, and there is no memory for both"
+    assert succession.failure == "the plan gives this worker another stage, and there is no room for both"
     assert not succession.is_over(PLAN)
     succession.join()
+
+
+def test_one_that_another_plan_overtook_makes_room_for_the_next(old: Cell, service: PlayedService) -> None:
+    succession = begun(old, service)
+    wait_until(lambda: service.split, "the successor serves")
+    service.is_overtaken = True
+    assert not succession.is_over(replace(PLAN, split="1-2,3-4")), "the plan of before is in force again: it stays"
+    service.over.set()
+    wait_until(lambda: not succession.has_begun, "it may begin again")
+    assert succession.failure is None and succession.service is None
+    service.is_overtaken = False
+    service.over.clear()
+    succession.begin(Stage(first=1, last=3))
+    assert succession.service is service
 
 
 @pytest.mark.parametrize("error", [BlockFolderError("block_3 is altered"), Stopping(), MemoryError()])
@@ -99,7 +115,7 @@ def test_a_successor_that_never_serves_has_the_worker_leave_and_load_again(old: 
 
 def test_the_error_of_one_that_serves_is_the_workers(old: Cell, service: PlayedService) -> None:
     succession = begun(old, service)
-    wait_until(lambda: service.serves, "the successor serves")
+    wait_until(lambda: service.split, "the successor serves")
     for stage, name in enumerate(("a2", "b2")):
         old.worker(name, split="1-3,4-4", stage=stage, succeeds="ab"[stage])
     assert succession.is_over(PLAN)

@@ -1,20 +1,26 @@
-"""The parts of a drill that do what an operator would: they apply another plan, and retry lost GPUs at once."""
+"""The parts of a drill that do what an operator would: they apply other plans, and retry lost GPUs at once."""
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble
 from blockrelay.host.child_command import module_command, run_command
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.errors import CommandError
+from blockrelay.redis.plan_history import append, read_history
 from blockrelay.redis.registry import read_lost_devices, retry_lost_device
+from blockrelay_launcher.drill.faults import Fault, other_borders
 from blockrelay_launcher.drill.parts.part import DrillPart
 from blockrelay_launcher.drill.system import DrilledSystem
 
 #: Seconds before another try: Redis may be away or full, and workers dead, when the plan is applied.
 AGAIN_S = 0.5
+#: Mean seconds between two plans: blocks take a second or two to move, and some plans come before that.
+REPLAN_EVERY_S = 5.0
 #: Seconds between two checks for lost devices.
 LOOK_S = 0.5
 
@@ -44,6 +50,29 @@ class PlanSwitch(DrillPart):
             done = run_command(module_command("blockrelay_launcher", "plan", "apply", self.file, *options))
             self._problem = done.last_line if done.code else ""
             wait = AGAIN_S
+
+
+@dataclass(slots=True)
+class Replans(DrillPart):
+    """The part that gives the system other borders between its `stages` stages, REPLAN_EVERY_S apart on average.
+
+    One that Redis does not take is left out.
+    """
+
+    system: DrilledSystem
+    rng: Random
+    stages: int
+
+    def _run(self) -> None:
+        folder = open_block_folder(Path(self.system.running.model), blocks=[])
+        keys, model, blocks = Keys(self.system.running.cell), folder.model_key, folder.model.blocks
+        while not self._over.wait(REPLAN_EVERY_S * self.rng.uniform(0.5, 1.5)):
+            with suppress(RedisTrouble, CommandError), self.system.administrator("redis-control") as client:
+                history = read_history(client, keys, model)
+                split = other_borders(self.rng, blocks, self.stages, history[0].planned.text)
+                planned = replace(history[0].planned, stages=split)
+                if append(client, keys, model, planned, origin="apply", who="drill", behind=history[0].id):
+                    self.done.append(Fault(at=time.monotonic(), kind="replan", target="scheduler"))
 
 
 @dataclass(slots=True)

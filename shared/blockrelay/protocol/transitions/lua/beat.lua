@@ -3,7 +3,7 @@
 -- needs: requests/record, queue/rerun_queue
 -- Arguments: worker, pace (or nothing): row_us (microseconds per prompt token), step_us (`requests at once:microseconds
 --   between two tokens` ...), recent_concurrency (most requests at once of late); pages_used (KV pages in use, or nothing);
---   goes_on (or nothing): it is in a long step and has done part of it, so none of its requests is stuck
+--   block_times (JSON of the times of its blocks, or nothing); goes_on (or nothing): it is in a long step and has done part of it, so none of its requests is stuck
 -- Answer: false when its inbox is gone (it was declared dead: it must forget all runs and register under a new id),
 -- else a list of {request, run} of worker-requests:<worker>.
 local w = ARGS.worker
@@ -12,6 +12,7 @@ redis.call('ZADD', P .. 'workers', NOW, w)
 if ARGS.pages_used then redis.call('HSET', P .. 'worker:' .. w, 'pages_used', ARGS.pages_used) end
 local pace = ARGS.pace
 if pace then redis.call('HSET', P .. 'worker:' .. w, 'row_us', pace.row_us, 'step_us', pace.step_us, 'recent_concurrency', pace.recent_concurrency) end
+if ARGS.block_times then redis.call('HSET', P .. 'worker:' .. w, 'block_times', ARGS.block_times) end
 promote()
 local answer = {}
 for _, id in ipairs(redis.call('SMEMBERS', P .. 'worker-requests:' .. w)) do
