@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -162,3 +163,40 @@ def test_a_system_that_ends_while_blocks_move_ends_in_time(tiny_model: Path, tmp
     with running_up(tiny_model, "--stages", "2", data=tmp_path / "d") as up:
         change_plan(up, "apply", str(uneven))
         assert up.stop() == 0
+
+
+def test_moves_leave_nothing_of_the_stages_before(tiny_model: Path, tmp_path: Path) -> None:
+    """The memory of an engine that has left is free again, its KV pages and its files included."""
+    uneven = planned(tmp_path / "p.json", "1-1,2-5", tiny_model)
+    with running_up(tiny_model, "--stages", "2", data=tmp_path / "d") as up:
+        for _ in range(3):
+            change_plan(up, "apply", str(uneven))
+            wait_until(lambda: served(up) == ["1-1", "2-5"], "the stages of one plan")
+            change_plan(up, "rollback")
+            wait_until(lambda: served(up) == ["1-3", "4-5"], "the stages of the other")
+        for pid in up.pid_of("blockrelay_worker"):
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            wait_until(lambda maps=maps: maps.count("rotary.bin") <= 1, f"one engine is left in {pid}")
+
+
+def test_a_stage_that_cannot_be_loaded_beside_the_present_one(tiny_model: Path, tmp_path: Path, slow: None) -> None:
+    """The worker says so, leaves first, and loads again; what was accepted waits for that."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    uneven = planned(tmp_path / "p.json", "1-1,2-5", model)
+    block = model / "blocks" / "block_2.bin"
+    with running_up(model, "--stages", "2", data=tmp_path / "d") as up:
+        before = tokens_of([ask(up, 0)])
+        sound = block.read_bytes()
+        block.write_bytes(bytes(len(sound)))
+        change_plan(up, "apply", str(uneven))
+        logs = tmp_path / "d" / "logs"
+
+        def said() -> str:
+            return "".join(file.read_text() for file in logs.glob("worker*.log"))
+
+        wait_until(lambda: "STAGE_NOT_LOADED_BESIDE" in said(), "it was tried")
+        block.write_bytes(sound)
+        assert tokens_of([ask(up, 0)]) == before
+        wait_until(lambda: served(up) == ["1-1", "2-5"] and not up.status()["missing"], "all is there")
+        assert "report this" not in said()
