@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import redis
 
-from blockrelay.errors import RedisRefused
+from blockrelay.errors import RedisRefused, RedisTrouble
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Plan
 from blockrelay.protocol.planned_split import PlannedSplit, equal_parts
@@ -17,7 +17,10 @@ from blockrelay.redis.plan_history import PlanEntry, append, read_history
 from blockrelay.redis.registry import read_plan
 from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.plan_publisher import PlanPublisher
+from blockrelay_scheduler.replanning import measured_profile
+from blockrelay_scheduler.replanning.measured_profile import MeasuredProfile
 from tests.support.cell import MODEL
+from tests.support.redis.redis_server import RedisServer
 
 ONE, TWO = equal_parts(4, 1), equal_parts(4, 2)
 
@@ -161,3 +164,17 @@ def test_a_user_whom_the_system_does_not_know_is_a_number(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("getpass.getuser", unknown)
     assert plan_history.this_person().partition("@")[0].isdigit()
+
+
+def test_a_server_that_is_gone_is_trouble_for_whoever_appends(own_redis: RedisServer) -> None:
+    """Also in the reads behind WATCH, which a pipeline sends at once: a scheduler goes on after RedisTrouble alone."""
+    keys = Keys("t")
+    with own_redis.client() as client:
+        first = append(client, keys, MODEL, ONE, origin="apply", who="ada@host", behind="")
+        assert first is not None
+        own_redis.kill()
+        with pytest.raises(RedisTrouble):
+            append(client, keys, MODEL, TWO, origin="apply", who="ada@host", behind=first.id)
+        with pytest.raises(RedisTrouble):
+            measured_profile.replace(client, keys, MODEL, MeasuredProfile(), instead_of=None)
+        own_redis.start()

@@ -46,6 +46,10 @@ class _Pipeline(redis.client.Pipeline):
         with translated(self.connection_pool):
             return [ours(answer, self.connection_pool) for answer in super().execute(raise_on_error)]
 
+    def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
+        with translated(self.connection_pool):  # WATCH, and reads behind it
+            return super().immediate_execute_command(*args, **options)
+
 
 class _Client(redis.Redis):
     def execute_command(self, *args: Any, **options: Any) -> Any:

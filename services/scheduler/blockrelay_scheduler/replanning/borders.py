@@ -50,7 +50,7 @@ class System:
     measured: MeasuredProfile
     stages: tuple[Stage, ...]
     workers: tuple[tuple[WorkerInfo, ...], ...]
-    """Of each stage; none is empty."""
+    """The workers of each stage; none is empty."""
     check_cut: Callable[[Sequence[Stage]], None]
     """Raises BlockFolderError for stages that the model cannot be cut into."""
     least_gain: float

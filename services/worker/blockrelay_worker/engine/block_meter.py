@@ -26,7 +26,7 @@ class _Window:
     context: int = 0
     """The tokens that all rows attended to."""
     seconds: list[float] = field(default_factory=list[float])
-    """Of each block."""
+    """The sum of each block's seconds."""
 
 
 class BlockMeter:
