@@ -36,6 +36,7 @@ class BlockMeter:
         self._first = first
         self._lock = threading.Lock()
         self._now, self._before = _Window(time.monotonic()), _Window(0.0)
+        self._is_news = False
 
     def add(self, work: Sequence[Work], seconds: Mapping[str, float]) -> None:
         """Adds a step of `work`, which took `seconds` in each block. Steps with tokens of prompts are left out."""
@@ -46,7 +47,7 @@ class BlockMeter:
             if now - self._now.since >= WINDOW_S:
                 late = now - self._now.since >= 2 * WINDOW_S  # there was no step for as long
                 self._before, self._now = _Window(0.0) if late else self._now, _Window(now)
-            window = self._now
+            window, self._is_news = self._now, True
             window.steps += 1
             for item in work:
                 window.rows += item.rows
@@ -55,12 +56,15 @@ class BlockMeter:
             window.seconds = [sum(pair) for pair in zip(before, seconds.values(), strict=True)]
 
     def times(self) -> BlockTimes | None:
-        """Returns the mean times of late; None after fewer than LEAST_STEPS steps."""
+        """Returns the mean times of late; None after fewer than LEAST_STEPS steps, or without a new one."""
         with self._lock:
+            if not self._is_news:
+                return None
             windows = [window for window in (self._before, self._now) if window.steps]
             steps, rows = sum(window.steps for window in windows), sum(window.rows for window in windows)
             if steps < LEAST_STEPS:
                 return None
+            self._is_news = False
             sums = [sum(blocks) for blocks in zip(*(window.seconds for window in windows), strict=True)]
             return BlockTimes(
                 first=self._first,

@@ -44,7 +44,7 @@ class Heartbeat(threading.Thread):
 
     Events for the engine go to `mailbox`. `run_id` is that of the control Redis that the worker registered with:
     another one means that Redis restarted. `model` is the model's key in Redis. `pace` returns the measured speed, and
-    `blocks` the times of the stage's blocks, None before they are known.
+    `blocks` the times of the stage's blocks, None before they are known and where they are as before.
 
     When a step's age exceeds `step_limit_s`, the process ends: a stuck worker must not look alive. While the number of
     finished parts of long steps grows, the heartbeat says that the step makes progress. `succession` prepares another
@@ -70,7 +70,7 @@ class Heartbeat(threading.Thread):
         super().__init__(name="beat", daemon=True)
         self._links, self._mailbox, self._role, self._table = links, mailbox, role, table
         self._model, self._pace, self._parts_before = model, pace, 0
-        self._blocks, self._blocks_said = blocks, ""
+        self._blocks = blocks
         self._every_s, self._step_limit_s, self._stopped = every_s, step_limit_s, stop
         self._strange: frozenset[tuple[str, str]] = frozenset()
         self._run_id, self._succession = run_id, succession
@@ -118,17 +118,16 @@ class Heartbeat(threading.Thread):
         worker_id, before = self._role.worker_id, self._table.view
         parts, parts_before = self._links.clock.parts, self._parts_before
         blocks = self._blocks()
-        measured = blocks.to_json() if blocks else ""
         there = self._links.scripts.run(
             calls.heartbeat(
                 worker_id,
                 self._pace(),
                 pages_used=self._table.pool.used_pages,
                 goes_on=parts > parts_before,
-                block_times=measured if measured != self._blocks_said else "",
+                block_times=blocks.to_json() if blocks else "",
             )
         )
-        self._parts_before, self._blocks_said = parts, measured
+        self._parts_before = parts
         if there is None:
             return "declared dead"
         ended, strange = compare(before, self._table.view, there)

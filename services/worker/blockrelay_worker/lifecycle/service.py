@@ -122,9 +122,8 @@ class StageService:
             with registration.kept_alive():
                 executor = self._load(assignment)
         except DeviceLost as lost:
-            if (
-                self._device and not self._links.stop.is_set() and lost.reason != MOVED
-            ):  # otherwise we ended its process
+            ended_by_us = self._links.stop.is_set() or lost.reason == MOVED
+            if self._device and not ended_by_us:
                 self._device.report_loss(lost)
             self._leave(registration, assignment.split)
             self._state.on("device_lost")
@@ -139,6 +138,8 @@ class StageService:
         executor = self._with_faults(executor)
         role = self._role(registration.worker_id, assignment, executor)
         self._serve(registration, assignment, role, executor)
+        if self.is_overtaken:
+            self._close_stage()
 
     def _load(self, assignment: StageAssignment) -> Executor:
         """Returns the stage's executor: the last one if it has the same blocks and is usable, else a new one."""

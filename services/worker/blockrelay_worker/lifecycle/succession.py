@@ -35,7 +35,7 @@ class Service(Protocol):
 class Succession:
     """The change of one service of a stage for another one. The heartbeat's thread calls it, and `join` the worker's.
 
-    `make` returns the service of the stage of these blocks, or None where there is no memory for both.
+    `make` returns the service of the stage of these blocks, or None where there is no room for both.
     """
 
     def __init__(self, links: Links, model: str, make: Callable[[Stage], Service | None]) -> None:
@@ -52,12 +52,12 @@ class Succession:
     def begin(self, blocks: Stage) -> None:
         """Starts the successor in a thread of its own, after the end of one that was overtaken.
 
-        `failure` is set if there is no room for it.
+        `failure` is set if there is no room for it. Raises what `make` raises; then it has not begun.
         """
-        self.has_begun = True
         if self._thread is not None:
             self._thread.join()
         self.service = self._make(blocks)
+        self.has_begun = True
         if self.service is None:
             self.failure = "the plan gives this worker another stage, and there is no room for both"
             return
