@@ -176,12 +176,12 @@ def _moved(before: Sequence[Stage], after: Sequence[Stage]) -> int:
 
 
 def _neighbours(stages: Sequence[Stage]) -> list[tuple[Stage, ...]]:
-    """Returns all stages that come from these by giving some blocks of one stage to another one."""
+    """Returns stages that come from these by giving 1, 2, 4, 8 and so on blocks of one stage to another one."""
     sizes = [stage.last - stage.first + 1 for stage in stages]
     found: list[tuple[Stage, ...]] = []
     for giver, size in enumerate(sizes):
         for taker in (one for one in range(len(sizes)) if one != giver):
-            for count in range(1, size):
+            for count in (1 << doublings for doublings in range((size - 1).bit_length())):
                 moved = list(sizes)
                 moved[giver], moved[taker] = size - count, sizes[taker] + count
                 found.append(_stages(moved))
