@@ -82,6 +82,8 @@ class Rules:
     varying_tokens_wait: bool = True
     private_tokens_say_so: bool = True
     waits_where_it_read: bool = True
+    # of blocks that move
+    routes_are_of_one_plan: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,7 @@ class Bounds:
     needs: tuple[int, ...] = ()  # pages that each request may need; else prompt + tokens
     tenants: tuple[int, ...] = ()  # whose each request is; else all of one
     ids: tuple[int, ...] = ()  # numerics id of each slot, ascending within a stage; else all have one
+    plans: tuple[int, ...] = ()  # the plan by which each slot has its stage, ascending as `ids`; else all have one
     varying: frozenset[int] = frozenset()  # of these, ids of devices that do not compute the same bits twice
     exact: frozenset[int] = (
         frozenset()
@@ -142,6 +145,13 @@ class Bounds:
 
     def numerics(self, worker: int) -> int:
         return self.ids[worker // LIVES] if self.ids else 0
+
+    def plan(self, worker: int) -> int:
+        return self.plans[worker // LIVES] if self.plans else 0
+
+    def may_share(self, a: int, b: int) -> bool:
+        """Whether the stages of two workers are of one plan: then their borders fit."""
+        return self.plan(a) == self.plan(b) or not self.rules.routes_are_of_one_plan
 
     def route_numerics(self, route: Sequence[int]) -> int:
         """The numerics id of a route: of its workers, or of their mix."""

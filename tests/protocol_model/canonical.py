@@ -43,7 +43,7 @@ def _order(b: Bounds, state: State) -> list[int]:
 
     def key(slot: int) -> tuple[object, ...]:
         worker = slot * LIVES
-        return (slot // b.workers, b.numerics(worker), b.pool(worker), _signature(state, slot))
+        return (slot // b.workers, b.numerics(worker), b.plan(worker), b.pool(worker), _signature(state, slot))
 
     return sorted(range(b.slots), key=key)
 
@@ -56,7 +56,7 @@ def _signature(state: State, slot: int) -> tuple[object, ...]:
     seen = (-1, 0, ()) if record is None else (record.reserved, len(record.inbox or ()), record.on)
     old = None if state.saved is None else state.saved.worker(p.id)
     was = (-1, ()) if old is None else (len(old.inbox or ()), old.on)
-    return (p.up, p.ready, p.fresh, table, len(p.pending), -1 if inbox is None else len(inbox), seen, was)
+    return (p.up, p.ready, p.fresh, p.leaving, table, len(p.pending), -1 if inbox is None else len(inbox), seen, was)
 
 
 def _workers(state: State, slots: list[int]) -> dict[int, int]:

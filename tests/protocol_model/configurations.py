@@ -49,6 +49,8 @@ _DENIED = replace(_HANDED_OVER, deny=frozenset({0}))
 _TWO_STAGES_DENIED = replace(_TWO_STAGES_HANDED_OVER, deny=frozenset({0}))
 _SHOWN = replace(_GPU_ALONE, clients=1, gateways=1, replicas=True, pages_leave=False)
 _SHOWN_AND_HANDED_OVER = replace(_SHOWN, workers=2, ids=(0, 1), tokens=3, choices=frozenset({2}), lost_from=1)
+#: Two workers of each stage, with other borders between the stages of one than of the other.
+_TWO_PLANS = Bounds(plans=(0, 1, 0, 1), prompt=1)
 _SMALL_POOL = replace(_UPGRADE, workers=3, ids=(0, 0, 1), pools=(2, 3, 3))
 
 CONFIGURATIONS = (
@@ -160,6 +162,13 @@ CONFIGURATIONS = (
         + _one_each(replace(_UPGRADE, requests=2, room=2), Budget(retire=1, kill=1))
         + _one_each(_UPGRADED_PIPELINE, Budget(retire=1, kill=1))
         + _one_each(_SMALL_POOL, Budget(retire=1, kill=1, pause=1)),
+    ),
+    Configuration(
+        "plans",
+        "two plans in force: requests leave the workers of one for those of the other, any of which may die",
+        _one_each(_TWO_PLANS, Budget(move=1), Budget(move=1, kill=1)),
+        _one_each(_TWO_PLANS, Budget(move=1, pause=1), Budget(move=1, lost_reply=1, stalled=1))
+        + _one_each(replace(_TWO_PLANS, requests=2, room=2, tokens=1), Budget(move=1)),
     ),
     Configuration(
         "mixed",

@@ -198,6 +198,7 @@ class Process(NamedTuple):
     pending: tuple[Commit, ...] = ()
     quarantine: int = -1
     written: int = -1
+    leaving: bool = False  # another plan serves: it takes no more requests, and passes those on that it has
 
 
 class Budget(NamedTuple):
@@ -220,6 +221,7 @@ class Budget(NamedTuple):
     leave: int = 0  # a client goes away for longer than the grace period
     device: int = 0  # a GPU fails under all its stages, and starts again
     drain: int = 0  # a worker ends as it was told to, or renews its device, and begins anew
+    move: int = 0  # a worker of the first stage learns that the workers of another plan serve
 
 
 class Flight(NamedTuple):

@@ -23,6 +23,8 @@ def broken(b: Bounds, state: State) -> str | None:
             return f"I3: {request} is {record.state} and has {queued.count(request)} job entries"
         if (record.state == "running") != bool(record.run and record.route):
             return f"I3: {request} is {record.state} with run {record.run} and route {record.route}"
+        if len({b.plan(worker) for worker in record.route}) > 1:
+            return f"I17: {request} runs on stages of two plans: {record.route}"
         for worker in record.route:
             known = redis.worker(worker)
             if known is not None and request not in known.on:

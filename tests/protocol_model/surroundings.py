@@ -12,6 +12,7 @@ def steps(b: Bounds, state: State) -> Steps:
     yield from _decisions(b, state)
     yield from _processes_fail(state)
     yield from _devices_fail(b, state)
+    yield from _blocks_move(b, state)
     yield from _redis_fails(b, state)
     yield from _calls_go_wrong(b, state)
 
@@ -107,6 +108,28 @@ def _devices_fail(b: Bounds, state: State) -> Steps:
         for slot, process in enumerate(state.processes):
             if process.up == "up" and process.ready:
                 yield f"worker {slot} drains, or is renewed", _spend(_begins_anew(b, state, slot), "drain"), True
+
+
+def _blocks_move(b: Bounds, state: State) -> Steps:
+    """Another plan serves: workers of the first one pass their runs on, one by one, and go, the last stages last."""
+    firsts = [p for p in state.processes if b.stage(p.id) == 0 and b.plan(p.id) == 0 and p.up != "gone"]
+    for slot, process in enumerate(state.processes):
+        if not b.plans or b.plan(process.id) or process.up != "up" or not process.ready:
+            continue
+        there = state.redis.worker(process.id)
+        if b.stage(process.id) == 0 and not process.leaving:
+            if state.budget.move:
+                moving = state.with_process(slot, process._replace(leaving=True))
+                yield f"worker {slot} moves on", _spend(moving, "move"), True
+            continue
+        for run in process.table if process.leaving else ():
+            passed_on = rerun(b, state, slot, run.request_id, run.run, "drain")
+            yield f"worker {slot} passes {run.request_id} on", passed_on, False
+        if not process.table and (there is None or not there.on) and (process.leaving or not firsts):
+            redis, _ = scripts.dead(b, state.redis, process.id, "drain")
+            gone = Process(id=process.id, up="gone", ready=process.ready)
+            left = state._replace(redis=redis).with_process(slot, gone).with_payload(process.id, None)
+            yield f"worker {slot} leaves", left, False
 
 
 def _begins_anew(b: Bounds, state: State, slot: int) -> State:

@@ -41,7 +41,8 @@ NAMES = (
 UNIT = 64
 #: Ends with an error of ours, as the model calls them.
 CODES = {"poison": "poison", "numerics_changed": "numerics", "fallback_denied": "denied"}
-SPLITS = {1: "1-4", 2: "1-2,3-4"}
+#: The stages of each plan, by their number.
+SPLITS = {1: ("1-4", "1-4"), 2: ("1-2,3-4", "1-3,4-4")}
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,8 @@ class Replay:
     def _announce(self, worker: int, pages: int) -> None:
         b = self.bounds
         self.known.add(worker)
-        self.cell.worker(self.worker(worker), stage=b.stage(worker), split=SPLITS[b.stages], pages=pages,
+        split = SPLITS[b.stages][b.plan(worker)]
+        self.cell.worker(self.worker(worker), stage=b.stage(worker), split=split, pages=pages,
                          numerics=f"n{b.numerics(worker)}", varies=b.varies(b.numerics(worker)),
                          device="gpu" if b.is_gpu(worker) else "cpu")  # fmt: skip
 

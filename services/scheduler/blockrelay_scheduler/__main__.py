@@ -54,13 +54,15 @@ def serve(settings: SchedulerSettings, stop: threading.Event) -> None:
         {"control": partial(server_certificate_end, client), "payload": partial(server_certificate_end, payload)},
     )
     profile = read_profile(settings.profile, folder) if settings.profile else None
+    costs = CostModel(costs_of(folder), folder.manifest.precisions, profile)
+    costs.check_profile()
     scheduler = Scheduler(
         settings=settings,
         link=link,
         metrics=metrics,
         model=folder.model_key,
         planned=planned,
-        costs=CostModel(costs_of(folder), folder.manifest.precisions, profile),
+        costs=costs,
         check_cut=partial(check_stages, folder),
     )
     try:

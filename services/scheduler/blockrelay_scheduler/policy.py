@@ -47,6 +47,8 @@ SWEEPER_END_S = 1.0
 #: team.
 DEFAULT_CONTEXT = 2048
 DEFAULT_REQUESTS = 16
+#: Assumed speed of a CPU without a profile.
+GUESSED_BYTES_PER_SECOND, GUESSED_OPERATIONS_PER_SECOND = 2e10, 2e11
 #: Share of this machine's memory that a plan may use: the rest is the system's and the gateway's.
 MACHINE_MEMORY_SHARE = 0.8
 #: Seconds within which a scheduler has taken a plan that was applied, and between two looks at whether it has. A

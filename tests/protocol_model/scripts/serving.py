@@ -8,15 +8,16 @@ from tests.protocol_model.data import Redis
 
 def served(b: Bounds, redis: Redis, numerics: int, pages_needed: int, beating: Sequence[int]) -> bool:
     """Whether every stage has a live worker of the numerics id whose pool, even empty, would hold the request."""
-    staffed = {
-        b.stage(worker)
+    there = [
+        worker
         for worker, w in redis.workers
         if w.inbox is not None
         and worker in beating
         and b.numerics(worker) == numerics
         and (w.pages >= pages_needed or not b.rules.small_pools_serve_nobody)
-    }
-    return 0 in staffed and (len(staffed) == b.stages or not b.rules.routes_are_whole)
+    ]
+    routes = [{b.stage(worker) for worker in there if b.may_share(worker, first)} for first in there]
+    return any(0 in staffed and (len(staffed) == b.stages or not b.rules.routes_are_whole) for staffed in routes)
 
 
 def may_follow(b: Bounds, redis: Redis, me: int, beating: Sequence[int], pure: bool) -> frozenset[int]:
@@ -31,7 +32,10 @@ def may_follow(b: Bounds, redis: Redis, me: int, beating: Sequence[int], pure: b
         there = {
             b.stage(worker)
             for worker, w in redis.workers
-            if w.inbox is not None and worker in beating and b.numerics(worker) in varying | {partner}
+            if w.inbox is not None
+            and worker in beating
+            and b.numerics(worker) in varying | {partner}
+            and b.may_share(worker, me)
         }
         if len(there) == b.stages:
             return varying | {partner}
@@ -48,7 +52,11 @@ def candidates(
     return [
         worker
         for worker, w in redis.workers
-        if b.stage(worker) == stage and w.inbox is not None and worker in beating and b.numerics(worker) in allowed
+        if b.stage(worker) == stage
+        and w.inbox is not None
+        and worker in beating
+        and b.numerics(worker) in allowed
+        and b.may_share(worker, me)
     ]
 
 
@@ -103,7 +111,10 @@ def fits_nowhere(
         all(
             w.pages < pages_needed
             for worker, w in redis.workers
-            if b.stage(worker) == stage and worker in beating and b.numerics(worker) in allowed
+            if b.stage(worker) == stage
+            and worker in beating
+            and b.numerics(worker) in allowed
+            and b.may_share(worker, me)
         )
         for stage in range(b.stages)
     )

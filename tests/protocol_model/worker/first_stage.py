@@ -9,7 +9,7 @@ from tests.protocol_model.worker.table import Steps, beating, find, overdue, pag
 
 def claims(b: Bounds, state: State, slot: int, me: Process) -> Steps:
     most = b.room - len(me.table)
-    if most <= 0:
+    if most <= 0 or me.leaving:
         return
     if not b.rules.claim_is_atomic:
         yield from _claims_in_two(b, state, slot, me)

@@ -43,6 +43,10 @@ WALKS = {
         REAL, ids=(0, 1, 0, 1), requests=3, room=2, tokens=3, exact=frozenset({2}),
         faults=Budget(kill=2, pause=2, restart=1, lost_reply=1, stalled=3, cancel=1, retire=2),
     ),
+    "plans": replace(
+        REAL, plans=(0, 1, 0, 1), requests=3, room=2, tokens=3,
+        faults=Budget(kill=2, pause=1, restart=1, lost_reply=1, stalled=3, cancel=1, move=1),
+    ),
     "mixed": replace(
         REAL, ids=(0, 1, 0, 1), varying=frozenset({1}), requests=3, room=2, tokens=3, exact=frozenset({2}),
         faults=Budget(kill=2, pause=2, restart=1, lost_reply=1, stalled=3, cancel=1, retire=1),

@@ -58,6 +58,7 @@ NOTICED = {
     "pinned_go_on": ("upgrade", "hangs"),
     "freed_ask_again": ("upgrade", "I13"),
     "pure_routes": ("mixed", "I13"),
+    "routes_are_of_one_plan": ("plans", "I17"),
     "routes_are_whole": ("upgrade", "hangs"),
     "small_pools_serve_nobody": ("upgrade", "hangs"),
     "names_chain_tokens": ("hand-over", "I15"),

@@ -20,13 +20,16 @@ from blockrelay.planning.devices import Device, Fleet, decode_fleet
 from blockrelay.planning.profile import Profile, read_profile_file
 from blockrelay_scheduler.planning.cost_model import CostModel
 from blockrelay_scheduler.planning.problem import NO_WISHES, Objective, Problem, Promise, Wishes
-from blockrelay_scheduler.policy import DEFAULT_CONTEXT, DEFAULT_REQUESTS, MACHINE_MEMORY_SHARE
+from blockrelay_scheduler.policy import (
+    DEFAULT_CONTEXT,
+    DEFAULT_REQUESTS,
+    GUESSED_BYTES_PER_SECOND,
+    GUESSED_OPERATIONS_PER_SECOND,
+    MACHINE_MEMORY_SHARE,
+)
 
 #: Most bytes of a file of devices; a larger one describes no fleet.
 _MAX_BYTES = 16 << 20
-
-#: Assumed speed of a CPU without a profile.
-GUESSED_BYTES_PER_SECOND, GUESSED_OPERATIONS_PER_SECOND = 2e10, 2e11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

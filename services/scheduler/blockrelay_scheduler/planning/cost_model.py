@@ -40,17 +40,22 @@ class CostModel:
     corrections: Mapping[int, float] = field(default_factory=dict[int, float])
     """Factors on the seconds of blocks, by number, that a running system has measured; 1 for blocks without one."""
     _classes: tuple[str, ...] = field(init=False)
-    # The cached results of `prefix_seconds`.
-    _seconds: dict[tuple[object, ...], list[float]] = field(default_factory=dict[tuple[object, ...], list[float]])
+    # The cached results of `prefix_seconds`: no other model has them, also not a copy with other corrections.
+    _seconds: dict[tuple[object, ...], list[float]] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_classes", self.profile.classes if self.profile else ())
+        object.__setattr__(self, "_seconds", {})
 
-    def check(self, fleet: Fleet) -> None:
-        """Raises UsageError for a device of unknown speed, and for a profile of another model's blocks."""
+    def check_profile(self) -> None:
+        """Raises UsageError for a profile of another model's blocks."""
         names = {block.name for block in self.analysis.blocks}
         if self.profile is not None and set(self.profile.blocks) != names:
             raise UsageError(f"the profile is of another model: {_unlike(self.profile.blocks, self.analysis)}")
+
+    def check(self, fleet: Fleet) -> None:
+        """Raises UsageError for a device of unknown speed, and for a profile of another model's blocks."""
+        self.check_profile()
         for device in fleet.devices:
             if not device.is_described and not self.is_profiled(device):
                 known = ", ".join(self.profile.classes) if self.profile else "none, there is no profile"

@@ -4,7 +4,7 @@ Which workers form a stage does not change, nor the order of stages: only blocks
 """
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -64,8 +64,7 @@ class System:
         """Returns the borders with the shortest steps; those in force unless others are shorter.
 
         From those in force, and from stages that take equally long, it moves blocks from one stage to another while
-        that makes steps shorter. Stages with a worker that cannot load another stage beside its own keep their blocks,
-        and a machine must have memory for all new stages on it.
+        that makes steps shorter. Borders stay where a worker cannot load another stage beside its own.
         """
         problem = self._problem(load)
         a_block_s = self.least_gain * self._seconds(problem, self.stages) / len(self.costs.analysis.blocks)
@@ -130,22 +129,27 @@ class System:
         return found
 
     def _is_possible(self, stages: Sequence[Stage]) -> bool:
-        """Returns whether the workers of changed stages can load them, and the model can be cut there."""
-        needed: dict[str, int] = defaultdict(int)
-        free: dict[str, int] = {}
+        """Returns whether the workers can load these stages beside their own, and the model can be cut there.
+
+        All workers load one, also for the same blocks: their routes are of one plan. Their new pools must hold what the
+        present ones do, or a request at full context.
+        """
+        if stages == self.stages:
+            return True
+        beside: Counter[str] = Counter(worker.node for on in self.workers for worker in on)
         for stage, before, on in zip(stages, self.stages, self.workers, strict=True):
-            if stage == before:
-                continue
+            kv = self.costs.kv_bytes_per_token(stage.first, stage.last)
+            kv_before = self.costs.kv_bytes_per_token(before.first, before.last)
             for worker in on:
                 if not worker.loads_beside or worker.block_times is None:
                     return False
                 device = device_of(worker, host=worker.node)
-                needed[worker.node] += self.costs.weight_bytes(stage.first, stage.last, device)
-                kv = self.costs.kv_bytes_per_token(before.first, before.last)
-                needed[worker.node] += worker.pages * PAGE_TOKENS * kv  # the new pool has as many bytes
-                free[worker.node] = min(free.get(worker.node, 1 << 62), worker.block_times.free_bytes)
-        if any(size > free[node] * BESIDE_SHARE for node, size in needed.items()):
-            return False
+                pool = worker.pages * PAGE_TOKENS * kv_before  # the new one has as many bytes
+                needed = self.costs.weight_bytes(stage.first, stage.last, device) + pool
+                if needed > worker.block_times.free_bytes * BESIDE_SHARE / beside[worker.node]:
+                    return False
+                if pool < kv * min(worker.pages * PAGE_TOKENS, self.costs.analysis.context):
+                    return False
         try:
             self.check_cut(stages)
         except BlockFolderError:

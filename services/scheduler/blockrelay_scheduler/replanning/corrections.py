@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from blockrelay.planning.devices import Device
 from blockrelay.protocol.plan import CPU, WorkerInfo
-from blockrelay_scheduler.plan_command.inputs import GUESSED_BYTES_PER_SECOND, GUESSED_OPERATIONS_PER_SECOND
 from blockrelay_scheduler.planning.cost_model import CostModel
-from blockrelay_scheduler.replanning.measured_profile import MeasuredProfile
+from blockrelay_scheduler.policy import GUESSED_BYTES_PER_SECOND, GUESSED_OPERATIONS_PER_SECOND
+from blockrelay_scheduler.replanning.measured_profile import MeasuredProfile, rounded
 
 #: Weight of a new measurement in a factor: with one each three seconds, two thirds of a change are known after ten.
 SMOOTHING = 0.3
@@ -89,8 +89,8 @@ def corrected(costs: CostModel, workers: Sequence[WorkerInfo], before: MeasuredP
     kept = {number: one for number, one in before.blocks.items() if number in odd}
     return replace(
         before,
-        processes={name: round(one, 3) for name, one in sorted(processes.items())},
-        blocks={number: round(one, 3) for number, one in sorted({**kept, **blocks}.items())},
+        processes={name: rounded(one) for name, one in sorted(processes.items())},
+        blocks={number: rounded(one) for number, one in sorted({**kept, **blocks}.items())},
     )
 
 

@@ -38,6 +38,11 @@ class MeasuredProfile:
         return json.dumps(asdict(self), sort_keys=True)
 
 
+def rounded(factor: float) -> float:
+    """Returns a factor as records have it: with four digits, between the least and the most that `decode` takes."""
+    return float(f"{min(max(factor, _LEAST), _MOST):.4g}")
+
+
 def decode(content: bytes | None) -> MeasuredProfile | None:
     """Reads a record; None if there is none, or if it is damaged."""
     if content is None:

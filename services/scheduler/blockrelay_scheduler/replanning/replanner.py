@@ -76,8 +76,10 @@ class Replanner:
         stages = entry.planned.stages
         on = [tuple(worker for worker in serving if worker.stage == index) for index in range(len(stages))]
         requests = sum(worker.running for worker in on[0])
-        idle = len(stages) == 1 or not all(on) or not requests
-        if idle or not all(worker.block_times for each in on for worker in each) or entry.origin == "rollback":
+        if len(stages) > 1 and all(on) and not requests:
+            return record, None  # a pause between requests says nothing
+        measured = all(on) and all(worker.block_times for each in on for worker in each)
+        if len(stages) == 1 or not measured or entry.origin == "rollback":
             self.metrics.plan_gain.set(0)
             return replace(record, better_since_ms=None), None
         system = System(

@@ -5,6 +5,7 @@ import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Literal
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import DeviceLost, RedisTrouble
@@ -140,6 +141,7 @@ class StageService:
         self._serve(registration, assignment, role, executor)
         if self.is_overtaken:
             self._close_stage()
+            _collect()
 
     def _load(self, assignment: StageAssignment) -> Executor:
         """Returns the stage's executor: the last one if it has the same blocks and is usable, else a new one."""
@@ -294,13 +296,16 @@ class StageService:
             cache.close(PAGES_FLUSH_S)
         self._state.on("gone")
 
-    def _successor(self, role: StageRole, blocks: Stage) -> "StageService | None":
-        """Returns the service that follows this one, with these blocks.
+    def _successor(self, role: StageRole, blocks: Stage) -> "StageService | Literal['later'] | None":
+        """Returns the service that follows this one, with these blocks, or that it is too early for one.
 
         None where this process would then have three of them, and if there is no memory for both, weights and KV pages:
         all workers of the model on this machine may need as much at the same moment.
         """
-        if self._succeeds and self._links.control.exists(self._links.keys.worker(self._succeeds)):
+        predecessor = self._links.keys.worker(self._succeeds)
+        if self._succeeds and self._links.control.exists(predecessor):
+            if self._links.control.hexists(predecessor, "draining"):
+                return "later"  # it passes its requests on to this one, and goes
             self.is_overtaken = True
             return None
         manifest = self._folder.manifest

@@ -7,7 +7,7 @@ stages of the plan in force have workers that serve, the first one passes its re
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 from blockrelay.errors import BlockrelayError
 from blockrelay.observability.logs import get
@@ -15,7 +15,8 @@ from blockrelay.protocol.plan import Plan, Stage, empty_stages_of, succeeded
 from blockrelay.redis.registry import read_workers
 from blockrelay_worker.transport.redis_links import Links, Stopping
 
-#: Seconds between two looks whether all stages of the plan are served: each reads the records of all workers.
+#: Seconds between two looks whether all stages of the plan are served: each reads the records of all workers. With
+#: more than 16 they are further apart, because all of these look.
 LOOK_S = 0.5
 
 
@@ -35,12 +36,13 @@ class Service(Protocol):
 class Succession:
     """The change of one service of a stage for another one. The heartbeat's thread calls it, and `join` the worker's.
 
-    `make` returns the service of the stage of these blocks, or None where there is no room for both.
+    `make` returns the service of the stage of these blocks, None where there is no room for both, or `later`: it is to
+    be asked again.
     """
 
-    def __init__(self, links: Links, model: str, make: Callable[[Stage], Service | None]) -> None:
+    def __init__(self, links: Links, model: str, make: Callable[[Stage], Service | Literal["later"] | None]) -> None:
         self._links, self._model, self._make = links, model, make
-        self._told, self._looked = False, float("-inf")
+        self._told, self._next_look = False, 0.0  # monotonic
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self.has_begun = False
@@ -56,8 +58,10 @@ class Succession:
         """
         if self._thread is not None:
             self._thread.join()
-        self.service = self._make(blocks)
-        self.has_begun = True
+        made = self._make(blocks)
+        if made == "later":
+            return
+        self.service, self.has_begun = made, True
         if self.service is None:
             self.failure = "the plan gives this worker another stage, and there is no room for both"
             return
@@ -69,10 +73,10 @@ class Succession:
         service = self.service
         if self._told or service is None or service.is_overtaken or service.split != plan.split:
             return False
-        if time.monotonic() - self._looked < LOOK_S:
+        if time.monotonic() < self._next_look:
             return False
-        self._looked = time.monotonic()
         workers = read_workers(self._links.control, self._links.keys, self._model)
+        self._next_look = time.monotonic() + LOOK_S * max(1.0, len(workers) / 16)
         leaving = succeeded(workers)
         ready = [worker for worker in workers if worker.state == "ready" and worker.id not in leaving]
         self._told = not empty_stages_of(plan.split, ready)
@@ -87,8 +91,10 @@ class Succession:
 
     def _run(self, service: Service) -> None:
         """Runs the successor. An error before it serves has the worker leave its stage first, and then load again."""
+        ended = False
         try:
             service.run()
+            ended = True
         except Stopping:
             pass
         except Exception as error:  # noqa: BLE001  # raised by `join`, in the worker's thread
@@ -99,7 +105,7 @@ class Succession:
                 get().warning("STAGE_NOT_LOADED_BESIDE", error=reason)
         if self._told or self._links.drain.is_requested:
             return
-        if service.is_overtaken:
+        if service.is_overtaken or (ended and not service.split):  # or its record was lost
             self.service, self.has_begun = None, False
         else:
             self.failure = "the plan gives this worker another stage, which could not be loaded beside this one"

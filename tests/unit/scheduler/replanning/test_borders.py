@@ -11,7 +11,7 @@ from blockrelay.protocol.block_times import BlockTimes
 from blockrelay.protocol.plan import Stage, WorkerInfo, parse_split, split_text
 from blockrelay_scheduler.planning.cost_model import CostModel
 from blockrelay_scheduler.replanning.borders import Load, System
-from blockrelay_scheduler.replanning.corrections import SMOOTHING, Comparison, comparisons, corrected
+from blockrelay_scheduler.replanning.corrections import SMOOTHING, Comparison, comparisons, corrected, device_of
 from blockrelay_scheduler.replanning.measured_profile import MeasuredProfile
 from tests.support.plan_problems import analysis
 
@@ -107,12 +107,41 @@ def test_the_gain_is_what_the_corrected_profile_says() -> None:
     assert present.seconds - better.seconds == pytest.approx(3e-3), "three blocks by a millisecond each"
 
 
-def test_a_stage_that_cannot_load_beside_its_own_keeps_its_blocks() -> None:
-    assert best(worker(0, ms=1), worker(1, ms=8), worker(2, ms=1, loads_beside=False)) == "1-7,8-8,9-13"
+def test_borders_stay_where_one_cannot_load_another_stage_beside_its_own() -> None:
+    """All workers load a stage of the new plan, also those whose blocks are the same."""
+    assert best(worker(0, ms=1), worker(1, ms=8), worker(2, ms=1, loads_beside=False)) == SPLIT
+
+
+def test_a_pool_must_hold_a_request_at_full_context() -> None:
+    """It keeps its bytes, and has fewer pages where it has more layers."""
+    costs = CostModel(analysis(13, sizes=SIZES, kv=2), ("w8a8",) * 13, COSTS.profile)
+    context = costs.analysis.context
+    few, many = ((context * stages + 15) // 16 for stages in (1, 4))
+    workers = [worker(0, ms=1, pages=few), worker(1, ms=8, pages=few), worker(2, ms=1, pages=few)]
+    assert best(*workers, costs=costs) == SPLIT, "three layers more, and the pages of one request are too few"
+    ample = [worker(stage, ms=ms, pages=many) for stage, ms in enumerate((1, 8, 1))]
+    assert best(*ample, costs=costs) == "1-7,8-8,9-13"
+
+
+def test_corrections_do_not_share_times() -> None:
+    workers = [worker(stage, ms=1) for stage in range(3)]
+    for factor in (4.0, 9.0):
+        measured = MeasuredProfile(processes={}, blocks={13: factor})
+        assert system(*workers, measured=measured).present(LOAD).seconds > 3e-3 * factor
+    assert COSTS.each_block_seconds(device_of(workers[0], host="h"), 1, 100)[12] == 1e-3
+
+
+def test_factors_of_very_fast_devices_are_above_zero() -> None:
+    fast = worker(0, ms=1)
+    times = fast.block_times
+    assert times is not None
+    quick = replace(fast, block_times=replace(times, seconds=(1e-9,) * 4))
+    (factor,) = corrected(COSTS, [quick], MeasuredProfile()).processes.values()
+    assert 0 < factor < 1e-5
 
 
 def test_a_machine_must_have_memory_for_its_new_stages() -> None:
-    first, slow = worker(0, ms=1), worker(1, ms=8)
+    first, slow = worker(0, ms=1), worker(1, ms=8)  # each on a machine of its own
     times = first.block_times
     assert times is not None
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -79,6 +80,15 @@ def test_it_goes_when_every_stage_has_a_worker_that_stays(old: Cell, service: Pl
     service.over.set()
     succession.join()
     assert succession.failure is None, "its end, later, has nothing to do with the change"
+
+
+def test_one_that_comes_too_early_is_asked_for_again(old: Cell, service: PlayedService) -> None:
+    answers: list[PlayedService | Literal["later"]] = ["later", service]
+    succession = Succession(links_of(old), MODEL, lambda _: answers.pop(0))
+    succession.begin(Stage(first=1, last=3))
+    assert not succession.has_begun and succession.failure is None and not succession.is_over(PLAN)
+    succession.begin(Stage(first=1, last=3))
+    assert succession.has_begun and succession.service is service
 
 
 def test_without_memory_for_both_it_leaves_at_once(old: Cell) -> None:

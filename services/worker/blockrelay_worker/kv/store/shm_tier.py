@@ -18,6 +18,8 @@ from blockrelay_worker.kv.store.tier import StoredPage, TierFailure
 from blockrelay_worker.policy import ABANDONED_FILE_S
 
 _BEGUN = ".begun-"
+#: Numbers of unfinished files: a process has two stores while it moves to another stage.
+_SERIAL = itertools.count()
 
 
 class ShmTier:
@@ -44,7 +46,6 @@ class ShmTier:
         """
         self._own = frozenset({(blocks[0], blocks[-1])} if blocks else ())
         self._folder, self._limit, self._record_bytes, self._trouble = str(folder), limit, record_bytes, trouble
-        self._serial = itertools.count()
         self._used = 0  # bytes in the folder at the last scan, plus those written here since
         self._unseen = 0  # bytes written here since the last scan
         self._ranges: frozenset[tuple[int, int]] = frozenset()  # (first block, last block) of the files here
@@ -129,7 +130,7 @@ class ShmTier:
     def _write(self, path: str, records: Sequence[bytes | memoryview], size: int) -> bool:
         if sys.platform == "win32":
             return False  # Windows has no such folder
-        unfinished = f"{self._folder}/{_BEGUN}{os.getpid()}-{next(self._serial)}"
+        unfinished = f"{self._folder}/{_BEGUN}{os.getpid()}-{next(_SERIAL)}"
         try:
             handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:

@@ -8,7 +8,7 @@
 -- may continue it, since none could compute them again. Routes of `exact` requests have no nondeterministic workers.
 -- A request that denies fallbacks and whose GPU failed waits for GPUs for all stages that had one; a scheduler ends it when
 -- none come.
--- Keeps I3, I4 (reservations), I11 (first runs by rank), I13, I15 (which pages are private), I16.
+-- Keeps I3, I4 (reservations), I11 (first runs by rank), I13, I15 (which pages are private), I16, I17.
 -- needs: requests/record, requests/timeline, requests/provenance, requests/finish, queue/fair_queue, workers/fleet, workers/serving, workers/routes
 -- Arguments: worker, free_pages (of a worker of the whole model), runs (random run ids, one for each job that it may get)
 -- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, quarantined, leading tokens whose KV pages may be
