@@ -175,8 +175,8 @@ def test_moves_leave_nothing_of_the_stages_before(tiny_model: Path, tmp_path: Pa
             change_plan(up, "rollback")
             wait_until(lambda: served(up) == ["1-3", "4-5"], "the stages of the other")
         for pid in up.pid_of("blockrelay_worker"):
-            maps = Path(f"/proc/{pid}/maps").read_text()
-            wait_until(lambda maps=maps: maps.count("rotary.bin") <= 1, f"one engine is left in {pid}")
+            maps = Path(f"/proc/{pid}/maps")
+            wait_until(lambda maps=maps: maps.read_text().count("rotary.bin") <= 1, f"one engine is left in {pid}")
 
 
 def test_a_stage_that_cannot_be_loaded_beside_the_present_one(tiny_model: Path, tmp_path: Path, slow: None) -> None:

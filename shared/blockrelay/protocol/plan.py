@@ -217,18 +217,22 @@ def missing_stages(plan: Plan | None, workers: Sequence[WorkerInfo]) -> list[str
     """
     if plan is None:
         return ["no plan yet: the scheduler has not seen a worker of this model"]
-    ready = [w for w in workers if w.state == "ready"]
-    if any(not empty_stages_of(split, ready) for split in {w.split for w in ready}):
+    if any(is_served(split, workers) for split in {w.split for w in workers if w.state == "ready"}):
         return []
     return [
         f"stage {index} (block_{stage.first} to block_{stage.last}) has no live worker"
-        for index, stage in empty_stages_of(plan.split, ready).items()
+        for index, stage in _unserved(plan.split, workers).items()
     ]
 
 
-def empty_stages_of(split: str, ready: Sequence[WorkerInfo]) -> dict[int, Stage]:
-    """Returns the stages of `split`, by index, that none of the workers `ready` has loaded."""
-    served = {w.stage for w in ready if w.split == split}
+def is_served(split: str, workers: Sequence[WorkerInfo]) -> bool:
+    """Returns whether each stage of `split` has one of `workers` that is ready."""
+    return not _unserved(split, workers)
+
+
+def _unserved(split: str, workers: Sequence[WorkerInfo]) -> dict[int, Stage]:
+    """Returns the stages of `split`, by index, that none of `workers` has loaded and is ready for."""
+    served = {w.stage for w in workers if w.split == split and w.state == "ready"}
     return {index: stage for index, stage in enumerate(parse_split(split)) if index not in served}
 
 

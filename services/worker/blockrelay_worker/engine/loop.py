@@ -194,8 +194,9 @@ class Engine:
                 self._on_restart()
             case DeviceEnded():
                 pass  # only ends the wait: `look_after` at the end of the round detects the loss
-            case MovesOn():
-                self._move_on()
+            case MovesOn(departure):
+                if departure.begin():
+                    self._move_on()
             case Gone():
                 raise AssertionError("handled by run()")
 

@@ -152,5 +152,7 @@ class Heartbeat(threading.Thread):
         if moves and mine is not None and not self._succession.has_begun:
             self._succession.begin(parse_split(plan.split)[mine])
         if self._succession.is_over(plan):
-            self._mailbox.put(MovesOn())
+            self._mailbox.put(MovesOn(self._succession.departure))
+        elif plan.split == self._role.split:
+            self._succession.call_off()
         return self._succession.failure

@@ -12,9 +12,9 @@ from blockrelay.errors import DeviceLost, RedisTrouble
 from blockrelay.host.identity import host_name
 from blockrelay.host.memory import available_bytes
 from blockrelay.observability.logs import get
-from blockrelay.protocol.plan import DEVICES, GPU, Stage
+from blockrelay.protocol.plan import DEVICES, GPU, Stage, is_served, succeeded
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.registry import read_workers
+from blockrelay.redis.registry import read_plan, read_workers
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.loop import Engine
 from blockrelay_worker.engine.stage_role import StageRole
@@ -302,18 +302,19 @@ class StageService:
         None where this process would then have three of them, and if there is no memory for both, weights and KV pages:
         all workers of the model on this machine may need as much at the same moment.
         """
-        predecessor = self._links.keys.worker(self._succeeds)
-        if self._succeeds and self._links.control.exists(predecessor):
-            if self._links.control.hexists(predecessor, "draining"):
-                return "later"  # it passes its requests on to this one, and goes
+        workers = read_workers(self._links.control, self._links.keys, self._model)
+        before = next((worker for worker in workers if worker.id == self._succeeds), None)
+        if before is not None:
+            plan = read_plan(self._links.control, self._links.keys, self._model)
+            staying = [one for one in workers if one.id not in succeeded(workers) - {before.id}]
+            if plan is None or before.draining or not is_served(plan.split, staying):
+                return "later"  # its requests are passed on to this one, or would have no route
             self.is_overtaken = True
             return None
         manifest = self._folder.manifest
         files = [manifest.files[manifest.blocks[block - 1].file] for block in range(blocks.first, blocks.last + 1)]
         kv = layout_of(self._folder, blocks.first, blocks.last).bytes_per_page * self._pages(self._folder, blocks)
-        here = [
-            one for one in read_workers(self._links.control, self._links.keys, self._model) if one.node == host_name()
-        ]
+        here = {worker.pid for worker in workers if worker.node == host_name()}
         needed = sum(file.bytes for file in files) + kv
         if needed > available_bytes() * BESIDE_SHARE / max(1, len(here)):
             return None

@@ -11,8 +11,9 @@ from typing import Literal, Protocol
 
 from blockrelay.errors import BlockrelayError
 from blockrelay.observability.logs import get
-from blockrelay.protocol.plan import Plan, Stage, empty_stages_of, succeeded
+from blockrelay.protocol.plan import Plan, Stage, is_served, succeeded
 from blockrelay.redis.registry import read_workers
+from blockrelay_worker.transport.events import Departure
 from blockrelay_worker.transport.redis_links import Links, Stopping
 
 #: Seconds between two looks whether all stages of the plan are served: each reads the records of all workers. With
@@ -46,6 +47,8 @@ class Succession:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self.has_begun = False
+        #: The leave of the present service, once `is_over` has returned True.
+        self.departure = Departure()
         #: Why the worker must leave its stage before it can load another one; None: it need not.
         self.failure: str | None = None
         #: The successor, once there is one.
@@ -78,9 +81,13 @@ class Succession:
         workers = read_workers(self._links.control, self._links.keys, self._model)
         self._next_look = time.monotonic() + LOOK_S * max(1.0, len(workers) / 16)
         leaving = succeeded(workers)
-        ready = [worker for worker in workers if worker.state == "ready" and worker.id not in leaving]
-        self._told = not empty_stages_of(plan.split, ready)
+        self._told = is_served(plan.split, [worker for worker in workers if worker.id not in leaving])
         return self._told
+
+    def call_off(self) -> None:
+        """Has the present service stay, if it has not begun to leave: its own plan is in force again."""
+        if self._told and self.departure.call_off():
+            self._told, self.departure = False, Departure()
 
     def join(self) -> None:
         """Waits for the end of the successor, if there is one. Raises the error that ended it while it served."""

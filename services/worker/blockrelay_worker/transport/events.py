@@ -1,5 +1,6 @@
 """The events that Redis and the worker's other threads send to the engine."""
 
+import threading
 from dataclasses import dataclass
 
 from blockrelay.protocol.messages import Commit, CommitAnswer, Ended, Forward, NextJob
@@ -42,9 +43,31 @@ class Gone:
     why: str
 
 
+class Departure:
+    """A worker's leave for another stage, which can be called off until it has begun. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_off = self._has_begun = False
+
+    def begin(self) -> bool:
+        """Begins it; returns False if it was called off."""
+        with self._lock:
+            self._has_begun = not self._is_off
+            return self._has_begun
+
+    def call_off(self) -> bool:
+        """Calls it off; returns False if it has begun."""
+        with self._lock:
+            self._is_off = not self._has_begun
+            return self._is_off
+
+
 @dataclass(frozen=True, slots=True)
 class MovesOn:
     """The workers of another plan serve: this one must pass its requests on to them and end its registration."""
+
+    departure: Departure
 
 
 @dataclass(frozen=True, slots=True)

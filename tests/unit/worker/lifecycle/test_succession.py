@@ -82,6 +82,21 @@ def test_it_goes_when_every_stage_has_a_worker_that_stays(old: Cell, service: Pl
     assert succession.failure is None, "its end, later, has nothing to do with the change"
 
 
+def test_a_leave_is_called_off_until_it_has_begun(old: Cell, service: PlayedService) -> None:
+    succession = begun(old, service)
+    wait_until(lambda: service.split, "the successor serves")
+    for stage, name in enumerate(("a2", "b2")):
+        old.worker(name, split="1-3,4-4", stage=stage, succeeds="ab"[stage])
+    assert succession.is_over(PLAN)
+    first = succession.departure
+    succession.call_off()
+    assert not first.begin(), "the engine finds it called off"
+    assert succession.is_over(PLAN), "and is told again when the plan comes back"
+    assert succession.departure.begin()
+    succession.call_off()
+    assert not succession.is_over(PLAN), "it is on its way"
+
+
 def test_one_that_comes_too_early_is_asked_for_again(old: Cell, service: PlayedService) -> None:
     answers: list[PlayedService | Literal["later"]] = ["later", service]
     succession = Succession(links_of(old), MODEL, lambda _: answers.pop(0))
