@@ -84,5 +84,5 @@ def problem(
 
 
 def costs(blocks: int) -> CostModel:
-    """Of equal blocks that nobody has measured."""
+    """The costs of a model of equal blocks, without a profile."""
     return CostModel(analysis(blocks), ("w8a8",) * blocks)

@@ -28,8 +28,6 @@ READY_EVERY_S = 1.0
 REPLAN_LOOK_S = 3.0
 #: Share of the gain that a better plan needs with which it still counts as better: single measurements are noisy.
 REPLAN_KEPT = 2 / 3
-#: Share of the free memory of a machine that stages, with KV pages, may take which its workers load beside their own.
-BESIDE_SHARE = 0.8
 
 # Recovery and scaling
 

@@ -111,9 +111,6 @@ INBOX_TTL_S = 60
 HAND_OVER_ROWS = 256
 #: Seconds between two looks at these requests.
 HAND_OVER_LOOK_S = 0.01
-#: Share of the available memory that weights and KV pages of stages may take which the workers of a machine load
-#: beside their present ones.
-BESIDE_SHARE = 0.8
 #: Seconds between two checks whether the worker should try its device or end.
 DEVICE_WAIT_POLL_S = 1.0
 #: Seconds that a worker waits at its end for KV pages to be written to the page store: they save others work, but

@@ -6,6 +6,10 @@ from dataclasses import asdict, dataclass
 from blockrelay.errors import WireError
 from blockrelay.protocol.encoding import checks
 
+#: Share of the free memory of a machine that stages may take, KV pages included, which its workers load beside their
+#: present ones.
+BESIDE_SHARE = 0.8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTimes:

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any, Final, Literal, get_args
 
 from blockrelay.errors import UsageError
@@ -40,11 +41,12 @@ def uniform_split(blocks: int, stages: int) -> tuple[Stage, ...]:
     if not 1 <= stages <= blocks:
         raise UsageError(f"stages is {stages}, but the model has {blocks} blocks: choose 1 to {blocks}")
     size, larger = divmod(blocks, stages)
-    split: list[Stage] = []
-    for index in range(stages):
-        first = split[-1].last + 1 if split else 1
-        split.append(Stage(first=first, last=first + size - 1 + (index < larger)))
-    return tuple(split)
+    return stages_of([size + (index < larger) for index in range(stages)])
+
+
+def stages_of(sizes: Sequence[int]) -> tuple[Stage, ...]:
+    """Returns consecutive stages with these numbers of blocks, each at least 1, from block 1 on."""
+    return tuple(Stage(first=end - size + 1, last=end) for size, end in zip(sizes, accumulate(sizes), strict=True))
 
 
 def split_text(stages: tuple[Stage, ...]) -> str:

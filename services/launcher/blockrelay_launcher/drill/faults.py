@@ -7,7 +7,7 @@ from random import Random
 from typing import Literal, TypeVar, get_args
 
 from blockrelay.errors import UsageError
-from blockrelay.protocol.plan import Stage, split_text
+from blockrelay.protocol.plan import Stage, split_text, stages_of
 
 T = TypeVar("T", bound=str)
 #: The faults. kill: SIGKILL. stop: SIGSTOP, later SIGCONT. full: Redis has no room (maxmemory 1). cut: Redis closes
@@ -92,8 +92,8 @@ def possible(kinds: Sequence[Kind], roles: Sequence[Role]) -> dict[Kind, list[Ro
 def other_borders(rng: Random, blocks: int, stages: int, before: str) -> tuple[Stage, ...]:
     """Draws stages of at least one block each whose text is not `before`; there must be other ones."""
     while True:
-        ends = [*sorted(rng.sample(range(1, blocks), stages - 1)), blocks]
-        drawn = tuple(Stage(first=a + 1, last=b) for a, b in pairwise([0, *ends]))
+        ends = [0, *sorted(rng.sample(range(1, blocks), stages - 1)), blocks]
+        drawn = stages_of([b - a for a, b in pairwise(ends)])
         if split_text(drawn) != before:
             return drawn
 

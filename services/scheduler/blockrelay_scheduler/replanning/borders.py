@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from blockrelay.errors import BlockFolderError
 from blockrelay.planning.devices import Device, Fleet
+from blockrelay.protocol.block_times import BESIDE_SHARE
 from blockrelay.protocol.constants import PAGE_TOKENS
-from blockrelay.protocol.plan import CPU, Stage, WorkerInfo
+from blockrelay.protocol.plan import CPU, Stage, WorkerInfo, stages_of
 from blockrelay_scheduler.planning.cost_model import CostModel
 from blockrelay_scheduler.planning.prediction import predict
 from blockrelay_scheduler.planning.problem import Part, Placement, Problem, Promise
-from blockrelay_scheduler.policy import BESIDE_SHARE
 from blockrelay_scheduler.replanning.corrections import device_of, process_of
 from blockrelay_scheduler.replanning.measured_profile import MeasuredProfile
 
@@ -46,7 +46,7 @@ class System:
     """The stages of a running system, each with its workers."""
 
     costs: CostModel
-    """Without corrections."""
+    """The times of the profile, without corrections."""
     measured: MeasuredProfile
     stages: tuple[Stage, ...]
     workers: tuple[tuple[WorkerInfo, ...], ...]
@@ -170,7 +170,7 @@ def _within(sums: Sequence[Sequence[float]], limit_s: float) -> tuple[Stage, ...
             return None
         sizes.append(end - at)
         at = end
-    return _stages(sizes) if at == blocks else None
+    return stages_of(sizes) if at == blocks else None
 
 
 def _moved(before: Sequence[Stage], after: Sequence[Stage]) -> int:
@@ -188,13 +188,5 @@ def _neighbours(stages: Sequence[Stage]) -> list[tuple[Stage, ...]]:
             for count in (1 << doublings for doublings in range((size - 1).bit_length())):
                 moved = list(sizes)
                 moved[giver], moved[taker] = size - count, sizes[taker] + count
-                found.append(_stages(moved))
+                found.append(stages_of(moved))
     return found
-
-
-def _stages(sizes: Sequence[int]) -> tuple[Stage, ...]:
-    stages: list[Stage] = []
-    for size in sizes:
-        first = stages[-1].last + 1 if stages else 1
-        stages.append(Stage(first=first, last=first + size - 1))
-    return tuple(stages)

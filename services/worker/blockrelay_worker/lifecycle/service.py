@@ -12,6 +12,7 @@ from blockrelay.errors import DeviceLost, RedisTrouble
 from blockrelay.host.identity import host_name
 from blockrelay.host.memory import available_bytes
 from blockrelay.observability.logs import get
+from blockrelay.protocol.block_times import BESIDE_SHARE
 from blockrelay.protocol.plan import DEVICES, GPU, Stage, is_served, succeeded
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.registry import read_plan, read_workers
@@ -32,7 +33,7 @@ from blockrelay_worker.lifecycle.on_device import MOVED
 from blockrelay_worker.lifecycle.parts import WorkerParts
 from blockrelay_worker.lifecycle.registration import Registration, StageAssignment, rows_arrive
 from blockrelay_worker.lifecycle.succession import Succession
-from blockrelay_worker.policy import BESIDE_SHARE, DEVICE_PATIENCE, KV_SHARE_OF_ONE_WORKER, PAGES_FLUSH_S
+from blockrelay_worker.policy import DEVICE_PATIENCE, KV_SHARE_OF_ONE_WORKER, PAGES_FLUSH_S
 from blockrelay_worker.sampling.row_sampler import sampler_of
 from blockrelay_worker.states import WORKER, WorkerMachine
 from blockrelay_worker.transport.events import Event
@@ -68,7 +69,7 @@ class StageService:
         self._succession: Succession | None = None
         #: The stages of the model of which it serves one; empty before it has announced that.
         self.split = ""
-        #: Another plan came before the worker that it succeeds has left: that one follows the plan itself.
+        #: Whether it leaves because another plan came before it could take over from the worker that it succeeds.
         self.is_overtaken = False
 
     def run(self) -> None:
@@ -385,10 +386,7 @@ class StageService:
 
 
 def _collect() -> None:
-    """Frees what nobody refers to any more, and has later collections skip what is left.
-
-    Objects that exist now live on: scanning them all would delay every request.
-    """
+    """Collects garbage, and freezes the objects that are left: scanning them again and again would delay requests."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

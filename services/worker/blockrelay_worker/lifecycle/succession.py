@@ -27,7 +27,7 @@ class Service(Protocol):
     split: str
     """The stages of the model of which it serves one; empty before it has announced that."""
     is_overtaken: bool
-    """It has left because another plan came before it could take over: the present service follows that one."""
+    """Whether it leaves because another plan came before it could take over from the present service."""
 
     def run(self) -> None:
         """Registers, loads and serves. Returns soon after a drain of the worker was requested."""

@@ -51,13 +51,13 @@ class Departure:
         self._is_off = self._has_begun = False
 
     def begin(self) -> bool:
-        """Begins it; returns False if it was called off."""
+        """Begins the leave; returns False if it was called off."""
         with self._lock:
             self._has_begun = not self._is_off
             return self._has_begun
 
     def call_off(self) -> bool:
-        """Calls it off; returns False if it has begun."""
+        """Calls the leave off; returns False if it has begun."""
         with self._lock:
             self._is_off = not self._has_begun
             return self._is_off

@@ -96,7 +96,7 @@ def test_blocks_leave_the_slow(ms: tuple[float, float, float], expected: str) ->
 
 
 def test_workers_that_share_cores_take_turns_so_that_only_the_sum_counts() -> None:
-    """Each has as many threads as the machine has cores: whoever is faster should have all it can."""
+    """Each worker has as many threads as the machine has cores: the fastest one should have all blocks that it can."""
     together = [worker(stage, ms=one, node="one", threads=2) for stage, one in enumerate((1, 2, 1.01))]
     assert best(*together) == "1-7,8-8,9-13", "and the third, which is as fast, keeps what it has"
 
@@ -113,7 +113,7 @@ def test_borders_stay_where_one_cannot_load_another_stage_beside_its_own() -> No
 
 
 def test_a_pool_must_hold_a_request_at_full_context() -> None:
-    """It keeps its bytes, and has fewer pages where it has more layers."""
+    """A pool keeps its bytes, so it has fewer pages in a stage of more layers."""
     costs = CostModel(analysis(13, sizes=SIZES, kv=2), ("w8a8",) * 13, COSTS.profile)
     context = costs.analysis.context
     few, many = ((context * stages + 15) // 16 for stages in (1, 4))
