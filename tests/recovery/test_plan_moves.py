@@ -8,17 +8,29 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.encoding.request_ids import own_id
+from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.plan import stages_of
+from blockrelay.protocol.planned_split import equal_parts
+from blockrelay.redis.client import connect
+from blockrelay.redis.plan_history import append, read_history
+from blockrelay.redis.registry import read_workers
+from blockrelay.up_file import read_running
 from tests.support.systems.up_process import UpProcess, planned, run_command, running_up
 from tests.support.waiting import wait_until
 
 REQUESTS, TOKENS = 6, 150
+#: Blocks of the stages of several plans in a row.
+SIZES = ((2, 3), (4, 1), (3, 2), (1, 4))
 SEEDS = range(REQUESTS)
 
 
@@ -180,3 +192,22 @@ def test_a_stage_that_cannot_be_loaded_beside_the_present_one(tiny_model: Path, 
         assert tokens_of([ask(up, 0)]) == before
         wait_until(lambda: served(up) == ["1-1", "2-5"] and not up.status()["missing"], "all is there")
         assert "report this" not in said()
+
+
+def test_the_last_of_several_plans_in_a_row_is_served(tiny_model: Path, tmp_path: Path) -> None:
+    """Each comes when the first worker serves a stage of the one before it; no process keeps two stages for ever."""
+    plans = [replace(equal_parts(5, 2), stages=stages_of(sizes)) for sizes in SIZES]
+    with running_up(tiny_model, "--stages", "2", data=tmp_path) as up:
+        running = read_running(tmp_path)
+        model, keys = open_block_folder(running.model, blocks=[]).model_key, Keys(running.cell)
+        with connect(running.redis_url) as client:
+
+            def begun(split: str) -> bool:
+                return any(worker.split == split for worker in read_workers(client, keys, model))
+
+            for plan in plans:
+                behind = read_history(client, keys, model)[0].id
+                assert append(client, keys, model, plan, origin="apply", who="test", behind=behind)
+                wait_until(partial(begun, plan.text), "the first worker serves the plan", poll_s=0.005, timeout_s=60)
+        wait_until(lambda: served(up) == ["1-1", "2-5"], "all serve the last one", timeout_s=60)
+        up.assert_nothing_is_ownerless()

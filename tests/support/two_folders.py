@@ -8,7 +8,7 @@ from blockrelay.protocol.served_folder import ServedFolder
 
 MODEL, OTHER = "m" * 16, "n" * 16
 BOTH = tuple(
-    ServedFolder(key=key, precision=precision, kv_cache_layout="fp16")
+    ServedFolder(key=key, precision=precision, kv_cache_layout="fp16", numerics=key)
     for key, precision in ((MODEL, "w8a8"), (OTHER, "w4a8"))
 )
 

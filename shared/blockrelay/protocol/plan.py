@@ -165,6 +165,11 @@ class WorkerInfo:
         return f"-{IMPORTED}-" in self.numerics
 
     @property
+    def served(self) -> ServedFolder | None:
+        """The block folder that it serves; None where its record does not say."""
+        return next((folder for folder in self.folders if folder.key == self.folder), None)
+
+    @property
     def is_alive(self) -> bool:
         """True if the worker counts as alive, by the definition that scripts share. Else it will be declared dead."""
         return self.silent_ms < self.dead_after_ms

@@ -20,6 +20,8 @@ class ServedFolder:
     """The precisions of its blocks as text: `w8a8`, or `w8a8,block_33=fp32`."""
     kv_cache_layout: str
     """The numbers in its KV pages: `fp16` or `fp32`."""
+    numerics: str
+    """The worker's numerics id with it."""
     bytes: int = 0
     """What the worker's stage needs: its weights, and KV pages for one request of full length."""
 

@@ -119,7 +119,7 @@ def _stages(plan: dict[str, Any]) -> list[tuple[str, ...]]:
 def _worker(one: dict[str, Any]) -> tuple[str, ...]:
     stage = "-" if one["stage"] is None else str(one["stage"])
     pages, heartbeat = f"{one['pages_used']}/{one['pages']}", f"{one['silent_ms'] / 1000:.1f} s ago"
-    precision = next((it["precision"] for it in one["folders"] if it["key"] == one["folder"]), "-")
+    precision = next((folder["precision"] for folder in one["folders"] if folder["key"] == one["folder"]), "-")
     return one["id"], one["device"], stage, one["state"], precision, str(one["running"]), pages, heartbeat
 
 

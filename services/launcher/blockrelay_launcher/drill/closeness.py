@@ -129,5 +129,5 @@ def first_beyond(off: Sequence[float], tolerance: float) -> tuple[int, float] | 
 def _measured(model: Path, questions: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, float], list[list[float]]]:
     """Runs the reference process and returns the model's tolerances and the distances for each question."""
     what = "the answers cannot be measured"
-    head, *distances = map(json.loads, asked_alone("reference_logits", model, questions, what))
+    head, *distances = map(json.loads, asked_alone("reference_logits", [model], questions, what))
     return head["tolerance"], [one["off"] for one in distances]

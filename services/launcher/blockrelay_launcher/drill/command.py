@@ -16,22 +16,23 @@ import typer
 from rich.console import Console
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.other_precisions import open_precisions
 from blockrelay.errors import UsageError
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.plan import CPU, GPU
 from blockrelay_launcher.drill.clients import PATIENCE_S, DrillLoad, RequestRecord
 from blockrelay_launcher.drill.closeness import Closeness, Verdict, computed_by
-from blockrelay_launcher.drill.faults import Fault, possible, strikes
+from blockrelay_launcher.drill.faults import CHANGES, Fault, possible, strikes
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.options import DrillOptions
 from blockrelay_launcher.drill.parts.killer import Killer
-from blockrelay_launcher.drill.parts.operator import DeviceRetries, PlanSwitch, Replans
+from blockrelay_launcher.drill.parts.operator import DeviceRetries, PlanSwitch, PrecisionChanges, Replans
 from blockrelay_launcher.drill.parts.part import DrillPart
 from blockrelay_launcher.drill.parts.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.report import Report, judge, show
 from blockrelay_launcher.drill.system import DrilledSystem, check_release, drilled_system, lasting_ports
 from blockrelay_launcher.drill.users import put_in_force
-from blockrelay_launcher.drill.workload import DrillRequest, References, make_requests, parts_of
+from blockrelay_launcher.drill.workload import DrillRequest, Numerics, References, make_requests, parts_of
 from blockrelay_launcher.onnx_blocks.describe import described
 from blockrelay_launcher.up_options.options import names_of
 
@@ -87,7 +88,14 @@ def _check(options: DrillOptions, folder: BlockFolder) -> None:
         raise UsageError(
             "--upgrade and --upgrade-from are for models that promise equal answers: releases differ in bits"
         )
-    if options.roles and {*options.kinds} - {"replan"} and not possible(options.kinds, options.roles):
+    if options.other_precision is not None:
+        if options.gpu or options.blocks is not None or options.upgrade or options.upgrade_from:
+            raise UsageError("--other-precision goes with none of --gpu, --blocks, --upgrade and --upgrade-from")
+        if not all(one.manifest.exact for one in open_precisions(folder, [options.other_precision])):
+            raise UsageError(
+                "--other-precision is for two precisions that promise equal answers, such as w8a8 and w4a8"
+            )
+    if options.roles and {*options.kinds} - {*CHANGES} and not possible(options.kinds, options.roles):
         raise UsageError(f"--faults {','.join(options.kinds)} meets only redis, which --kill does not name")
     if options.gpu and (options.upgrade or options.upgrade_from):
         raise UsageError("--gpu goes with neither --upgrade nor --upgrade-from")
@@ -106,6 +114,7 @@ def _drilled(course: "_Course") -> Report:
     options, data = course.options, course.data
     up: list[object] = ["--model", options.model] if options.blocks is None else ["--blocks", options.blocks.absolute()]
     up += ["--sequential"] if options.sequential else []
+    up += ["--other-precision", options.other_precision] if options.other_precision else []
     up += ["--plan", options.plan] if options.plan else ["--stages", options.stages]
     up += ["--replicas", options.replicas, "--gateways", options.gateways]
     up += ["--schedulers", options.schedulers, "--fsync", options.fsync]
@@ -144,7 +153,7 @@ class _Course:
         self._seconds = 0.0
         self._load = DrillLoad(urls=[], requests=requests, clients=options.requests, rng=Random(f"{seed} load"))
         self._of_cpus: set[str] = set()
-        self._references = References(model=options.model, requests=requests, ids={})
+        self._references = References(models=options.models, requests=requests, ids={})
         self._closeness = Closeness(options.model, requests, self._load.logits)
 
     def run(self, system: DrilledSystem, interrupts: list[int], *, seconds: float, last: bool) -> None:
@@ -176,7 +185,8 @@ class _Course:
         )
         if self._exact:
             (own,) = system.numerics_ids(CPU)
-            self._references.ids = {own: "", f"{own}-{SALT}": SALT}
+            self._references.ids = {own: Numerics(), f"{own}-{SALT}": Numerics(SALT)}
+            self._references.ids |= {other: Numerics(folder=1) for other in system.other_numerics()}
             self._references.prepare((n, own) for n in range(len(self._requests)))
         if self.options.gpu:
             typer.echo(f"waiting until {self.options.gpu} serves", err=True)
@@ -240,6 +250,8 @@ def _faults(options: DrillOptions, system: DrilledSystem, seed: str, started: fl
         parts.append(Killer(system, strikes(rng, kinds=options.kinds, roles=options.roles, every_s=options.every)))
     if options.replans:
         parts.append(Replans(system, Random(f"{seed} replans"), options.stages))
+    if options.changes_precision:
+        parts.append(PrecisionChanges(system, Random(f"{seed} precisions"), options.models))
     if options.gpu:
         parts.append(DeviceRetries(system))
     if options.upgrade:

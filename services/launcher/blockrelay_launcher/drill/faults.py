@@ -11,9 +11,11 @@ from blockrelay.protocol.plan import Stage, split_text, stages_of
 
 T = TypeVar("T", bound=str)
 #: The faults. kill: SIGKILL. stop: SIGSTOP, later SIGCONT. full: Redis has no room (maxmemory 1). cut: Redis closes
-#: connections. replan: a plan with other borders between the same number of stages, which no role is hurt by.
-Kind = Literal["kill", "stop", "full", "cut", "replan"]
+#: connections. replan: a plan with other borders between the same number of stages. precision: all workers change to
+#: another block folder. No role is hurt by the last two.
+Kind = Literal["kill", "stop", "full", "cut", "replan", "precision"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+CHANGES: tuple[Kind, ...] = ("replan", "precision")
 #: The roles that a user can choose; `redis` is both servers, `device` the process of a GPU or of ONNX blocks.
 Role = Literal["worker", "scheduler", "gateway", "redis", "device"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -81,10 +83,10 @@ def strikes(rng: Random, *, kinds: Sequence[Kind], roles: Sequence[Role], every_
 def possible(kinds: Sequence[Kind], roles: Sequence[Role]) -> dict[Kind, list[Role]]:
     """Returns the roles that each kind of fault can hurt: only a Redis can be full or cut connections.
 
-    Kinds that can hurt none of `roles` are absent, such as replan.
+    Kinds that can hurt none of `roles` are absent, such as CHANGES.
     """
     servers: list[Role] = ["redis"] if "redis" in roles else []
-    hurting: list[Kind] = [kind for kind in KINDS if kind in kinds and kind != "replan"]
+    hurting: list[Kind] = [kind for kind in KINDS if kind in kinds and kind not in CHANGES]
     by_kind: dict[Kind, list[Role]] = {k: servers if k in ("full", "cut") else list(roles) for k in hurting}
     return {kind: hurt for kind, hurt in by_kind.items() if hurt}
 

@@ -38,6 +38,10 @@ class DrilledSystemOptions(DrilledModelOptions):
     replicas: Annotated[int, option("N", "Number of CPU workers per stage.", min=1)] = 2
     gateways: Annotated[int, option("N", "Number of gateways; clients move to another if one dies.", min=1)] = 2
     schedulers: Annotated[int, option("N", "Number of schedulers.", min=1)] = 1
+    other_precision: Annotated[
+        Path | None,
+        option("PATH", "Folder of the same checkpoint in another precision, for the faults.", callback=absolute),
+    ] = None
     gpu: Annotated[str, option("ID,ID", "Run workers on these GPUs too, as for `up`.")] = ""
     fsync: Annotated[Fsync, option("always|everysec", "When the control Redis syncs to disk.")] = "always"
     users: Annotated[
@@ -77,7 +81,8 @@ class DrillOptions(DrilledSystemOptions):
         option(
             "KIND,KIND",
             "Kinds of faults: kill; stop (a process, up to 8 s); full (Redis has no room, up to 3 s); cut "
-            "(connections of Redis); replan (several stages get other borders).",
+            "(connections of Redis); replan (several stages get other borders); precision (with --other-precision: "
+            "workers change to the other folder, and back).",
         ),
     ] = ",".join(KINDS)
     every: Annotated[float, option("S", "Mean time between two faults, in seconds.", min=0.1)] = 2.0
@@ -112,6 +117,16 @@ class DrillOptions(DrilledSystemOptions):
         """Whether stages get other borders. Not where there is one, where blocks come from others, or with a plan."""
         fixed = self.blocks is not None or self.plan or self.apply or self.upgrade or self.upgrade_from
         return "replan" in self.kinds and self.stages > 1 and not fixed
+
+    @property
+    def changes_precision(self) -> bool:
+        """Whether workers change between two folders."""
+        return "precision" in self.kinds and self.other_precision is not None
+
+    @property
+    def models(self) -> list[Path]:
+        """The block folders: the one to start with, and the one in another precision, if there is one."""
+        return [self.model, *filter(None, [self.other_precision])]
 
     def check(self, given: Set[str]) -> None:
         """Raises UsageError if both a model and blocks are given, and for unknown roles and kinds."""

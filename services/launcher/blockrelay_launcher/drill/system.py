@@ -103,6 +103,10 @@ class DrilledSystem:
             return frozenset(member.decode() for member in members)
         return None
 
+    def other_numerics(self) -> set[str]:
+        """Returns the numerics ids that workers would have with block folders which they do not serve now."""
+        return {one.numerics for worker in self._workers() for one in worker.folders if one.key != worker.folder}
+
     def numerics_ids(self, of: Device) -> set[str]:
         """Returns the numerics ids of the workers on devices of class `of`. Raises RedisTrouble if Redis is silent."""
         return {worker.numerics for worker in self._workers() if worker.device == of}

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -49,13 +49,22 @@ class DrillRequest:
     def to_dict(self, parts: "Parts") -> dict[str, Any]:
         """Returns the JSON object with which the reference process answers the request alone."""
         if self.cuts:
-            return {"prompt": self.prompt, "cuts": self.cuts, "salts": parts}
-        return {"prompt": self.prompt, "params": self.params.to_dict(), "salts": parts}
+            return {"prompt": self.prompt, "cuts": self.cuts, "numerics": parts}
+        return {"prompt": self.prompt, "params": self.params.to_dict(), "numerics": parts}
 
 
-#: The numerics of the new tokens of a request: salts ("" without one), each with the number of tokens at which the next
-#: one takes over; None for the last.
-Parts = tuple[tuple[str, int | None], ...]
+class Numerics(NamedTuple):
+    """What decides the bits of a worker in a drill."""
+
+    salt: str = ""
+    """The setting `inject_numerics`."""
+    folder: int = 0
+    """Index of its block folder among those of the drill."""
+
+
+#: The numerics of the new tokens of a request, each with the number of tokens at which the next one takes over; None
+#: for the last.
+Parts = tuple[tuple[Numerics, int | None], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +125,15 @@ def make_requests(
 
 @dataclass(slots=True)
 class References:
-    """The right answers to all `requests`. `ids` has the salt of each numerics id that may answer.
+    """The right answers to all `requests` by `models`, block folders of one model in several precisions.
 
-    `prepare` computes answers in other processes; `answer` returns them.
+    `ids` has what each numerics id that may answer stands for. `prepare` computes answers in other processes; `answer`
+    returns them.
     """
 
-    model: Path
+    models: Sequence[Path]
     requests: Sequence[DrillRequest]
-    ids: Mapping[str, str]
+    ids: Mapping[str, Numerics]
     _known: dict[tuple[int, Parts], ReferenceAnswer] = field(
         default_factory=dict[tuple[int, Parts], ReferenceAnswer], init=False
     )
@@ -146,12 +156,12 @@ class References:
         if missing:
             questions = [self.requests[ask].to_dict(parts) for ask, parts in missing]
             what = "the requests cannot be answered alone"
-            answers = asked_alone("reference_answers", self.model, questions, what)
+            answers = asked_alone("reference_answers", self.models, questions, what)
             self._known.update(zip(missing, map(_ANSWER.validate_json, answers), strict=True))
 
 
-def parts_of(fingerprint: str, ids: Mapping[str, str]) -> Parts | None:
-    """Returns the numerics of an answer with this fingerprint; None for an unknown one. `ids`: salt by numerics id.
+def parts_of(fingerprint: str, ids: Mapping[str, Numerics]) -> Parts | None:
+    """Returns the numerics of an answer with this fingerprint; None for an unknown one. `ids`: them by numerics id.
 
     In `a+b@17` numerics a computed the first 17 new tokens, and b the rest.
     """
@@ -179,12 +189,12 @@ def incomplete(request: DrillRequest, tokens: int, finish_reason: str) -> str:
     return ""
 
 
-def asked_alone(module: str, model: Path, questions: Sequence[Mapping[str, Any]], what: str) -> list[str]:
-    """Runs `blockrelay_worker.offline.<module>` on the block folder `model`, and returns the lines of its stdout.
+def asked_alone(module: str, models: Sequence[Path], questions: Sequence[Mapping[str, Any]], what: str) -> list[str]:
+    """Runs `blockrelay_worker.offline.<module>` on the block folders `models`, and returns the lines of its stdout.
 
     `questions` go to its stdin, one JSON object per line. Raises ServiceUnavailable, with a message that begins with
     `what`, if the process fails.
     """
-    argv = module_command(f"blockrelay_worker.offline.{module}", model)
+    argv = module_command(f"blockrelay_worker.offline.{module}", *models)
     done = run_command(argv, stdin="".join(json.dumps(one) + "\n" for one in questions))
     return done.check(what, unusable=ServiceUnavailable, failed=ServiceUnavailable).splitlines()

@@ -88,6 +88,7 @@ class WorkerParts:
                 key=folder.model_key,
                 precision=folder.manifest.precision,
                 kv_cache_layout=folder.manifest.kv_cache_layout,
+                numerics=self.numerics(folder),
                 bytes=stage_bytes(folder, blocks, pages_for(folder.model.max_position)),
             )
             for folder in self.folders

@@ -20,8 +20,8 @@ class Retirement:
 
     def __init__(self, links: Links, model: str, worker_id: str, *, split: str, folder: str, numerics: str) -> None:
         """`model` and `folder` are keys. `split` has the stages of which the worker serves one."""
-        self._links, self._model, self.worker_id = links, model, worker_id
-        self._split, self._folder, self._numerics = split, folder, numerics
+        self._links, self._model, self._folder = links, model, folder
+        self.worker_id, self.split, self.numerics = worker_id, split, numerics
         self._has_begun = False
 
     def is_complete(self, plan: Plan, workers: Sequence[WorkerInfo]) -> bool:
@@ -37,12 +37,12 @@ class Retirement:
         staying = [
             one
             for one in workers
-            if one.numerics == self._numerics
+            if one.numerics == self.numerics
             and one.id not in leaving
             and one.id in plan.assignments
             and (plan.folder_of(one.id) or self._model) == self._folder
         ]
-        return is_served(self._split, staying, numerics=self._numerics) or not self._is_needed()
+        return is_served(self.split, staying, numerics=self.numerics) or not self._is_needed()
 
     def call_off(self) -> None:
         """Ends the retirement, if it has begun: the worker takes new requests again."""
@@ -55,7 +55,7 @@ class Retirement:
         record = self._links.keys.worker(self.worker_id)
         if self._links.control.exists(record):
             self._links.control.hset(record, "retires", 1)
-            get().info("WORKER_RETIRES", worker=self.worker_id, numerics=self._numerics)
+            get().info("WORKER_RETIRES", worker=self.worker_id, numerics=self.numerics)
         self._has_begun = True
 
     def _is_needed(self) -> bool:
@@ -70,7 +70,7 @@ class Retirement:
                 ask.hmget(keys.request(request_id.decode()), "model", "state", "committed", "numerics", "varies")
             for model, state, committed, numerics, varies in cast(Any, ask.execute()):
                 begun = state == b"running" or int(committed or 0) > 0
-                if model == self._model.encode() and begun and varies != b"1" and _last(numerics) == self._numerics:
+                if model == self._model.encode() and begun and varies != b"1" and _last(numerics) == self.numerics:
                     return True
         return False
 

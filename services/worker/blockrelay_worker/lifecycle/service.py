@@ -13,10 +13,10 @@ from blockrelay.errors import DeviceLost, RedisTrouble
 from blockrelay.host.identity import host_name
 from blockrelay.host.memory import available_bytes
 from blockrelay.observability.logs import get
-from blockrelay.protocol.plan import DEVICES, GPU, is_served, succeeded
+from blockrelay.protocol.plan import DEVICES, GPU, is_served
 from blockrelay.protocol.served_folder import folders_to_json
 from blockrelay.protocol.transitions import calls
-from blockrelay.redis.registry import read_plan, read_workers
+from blockrelay.redis.registry import read_workers
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.loop import Engine
 from blockrelay_worker.engine.stage_role import StageRole
@@ -321,11 +321,10 @@ class StageService:
         """
         workers = read_workers(self._links.control, self._links.keys, self._model)
         before = next((worker for worker in workers if worker.id == self._succeeds), None)
-        if before is not None:
-            plan = read_plan(self._links.control, self._links.keys, self._model)
-            staying = [one for one in workers if one.id not in succeeded(workers) - {before.id}]
-            if plan is None or before.draining or not is_served(plan.split, staying):
-                return "later"  # its requests are passed on to this one, or would have no route
+        if before is not None:  # yet another plan came: one of both makes room for its stage
+            is_whole = is_served(self.split, workers, numerics=self._numerics)
+            if before.draining or (is_whole and not is_served(before.split, workers, numerics=before.numerics)):
+                return "later"  # the one before goes: the route of this one is the only whole one
             self.is_overtaken = True
             return None
         here = {worker.pid for worker in workers if worker.node == host_name()}

@@ -97,7 +97,7 @@ class Succession:
         """Returns True once: when the successor and workers of all other stages of `plan` serve, and no request needs
         the present service. Sets `failure` where it has to leave first, and no request needs it."""
         service = self.service
-        if self._told or (not self._alone and (service is None or service.is_overtaken or service.split != plan.split)):
+        if self._told or (not self._alone and (service is None or service.is_overtaken or not service.split)):
             return False
         if time.monotonic() < self._next_look:
             return False
@@ -107,7 +107,7 @@ class Succession:
             if self._retirement.is_complete(plan, workers):
                 self.failure = self._alone
             return False
-        if not self._is_relieved(plan, workers):
+        if service is None or not self._is_relieved(service.split, plan, workers):
             return False
         self._told = not self._changes_folder or self._retirement.is_complete(plan, workers)
         return self._told
@@ -132,11 +132,21 @@ class Succession:
     def _changes_folder(self) -> bool:
         return self._place is not None and self._place.folder != self._folder
 
-    def _is_relieved(self, plan: Plan, workers: Sequence[WorkerInfo]) -> bool:
-        """Returns whether the successor and the workers that stay could form a route of the plan."""
-        leaving = succeeded(workers)
-        mine = next((one.numerics for one in workers if one.succeeds == self._retirement.worker_id), None)
-        return is_served(plan.split, [one for one in workers if one.id not in leaving], numerics=mine)
+    def _is_relieved(self, split: str, plan: Plan, workers: Sequence[WorkerInfo]) -> bool:
+        """Returns whether the successor, which serves a stage of `split`, and others could form a route.
+
+        By the plan in force these are workers that stay. Where yet another plan has come, one of both makes room for
+        its stage: the present one, if only the successor's route is whole (see `StageService._successor`).
+        """
+        leaving, here = succeeded(workers), self._retirement
+        follower = next((one for one in workers if one.succeeds == here.worker_id), None)
+        if follower is None:
+            return False
+        folder = plan.folder_of(follower.id) or self._model
+        if (split, follower.folder) == (plan.split, folder):
+            return is_served(split, [one for one in workers if one.id not in leaving], numerics=follower.numerics)
+        goes_on = is_served(split, workers, numerics=follower.numerics)
+        return goes_on and not is_served(here.split, workers, numerics=here.numerics)
 
     def _leave_first(self, why: str) -> None:
         """Has the worker leave its stage before it loads another one, because of `why`."""

@@ -1,4 +1,4 @@
-"""`python -m blockrelay_worker.offline.reference_answers MODEL < REQUESTS > ANSWERS`: the right answers to requests.
+"""`python -m blockrelay_worker.offline.reference_answers MODEL... < REQUESTS > ANSWERS`: the right answers to requests.
 
 One JSON object per line, both ways. {"prompt": [ids], "params": SamplingParams.to_dict(), with a seed} gives {"tokens",
 "text", "finish_reason"}. {"prompt", "cuts": [positions]} gives {"digests"}: for each cut the SHA-256, in hex, of the
@@ -6,13 +6,15 @@ float16 logits (little-endian) after that many tokens. Cuts are at least 1 and a
 tokenizer. Each request runs alone, without services, other requests in a batch, reused KV pages and drafts. In exact
 precisions every other way to run it must give the same answer.
 
-"salts": [["", 17], ["x", null]] beside a prompt: the first 17 new tokens are those of a normal worker, the rest those
-of a worker with BLOCKRELAY_INJECT_NUMERICS=x that continues from the log. Digests are all of the last salt.
+"numerics": [[["", 0], 17], [["x", 1], null]] beside a prompt: the first 17 new tokens are those of a normal worker with
+the first MODEL, the rest those of a worker with the second one and BLOCKRELAY_INJECT_NUMERICS=x that continues from the
+log. Digests are all of the last entry.
 """
 
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -26,31 +28,32 @@ from blockrelay.text.tokenizer import Tokenizer, VisibleText
 from blockrelay_worker.offline.pipeline import Pipeline, generate
 
 
-def main(model: str) -> None:
-    """Answers the requests on stdin with the block folder `model`, until stdin ends.
+def main(models: Sequence[str]) -> None:
+    """Answers the requests on stdin with the block folders `models`, one model in several precisions, until stdin ends.
 
     It is for tests and trusts its input: a malformed request ends it with a traceback.
     """
-    folder = open_block_folder(Path(model))
+    folders = [open_block_folder(Path(model)) for model in models]
+    folder = folders[0]
     tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path is not None else None
 
     @cache
-    def pipeline(salt: str) -> Pipeline:
-        return Pipeline(folder, stages=1, threads=cores(), tokens=folder.model.max_position, salt=salt)
+    def pipeline(salt: str, number: int) -> Pipeline:
+        return Pipeline(folders[number], stages=1, threads=cores(), tokens=folder.model.max_position, salt=salt)
 
     for line in sys.stdin:
         request = json.loads(line)
-        salts = request.get("salts", [["", None]])
+        numerics = request.get("numerics", [[["", 0], None]])
         if "cuts" in request:
-            tell({"digests": _digests(pipeline(salts[-1][0]), request["prompt"], request["cuts"])})
+            tell({"digests": _digests(pipeline(*numerics[-1][0]), request["prompt"], request["cuts"])})
             continue
         params = SamplingParams.from_dict(request["params"])
         assert params.seed is not None, "without a seed there is nothing to compare"
         tokens: list[int] = []
         reason = ""
-        for salt, end in salts:
+        for one, end in numerics:
             done = generate(
-                pipeline(salt), request["prompt"], params, seed=params.seed, tokenizer=tokenizer, known=tokens
+                pipeline(*one), request["prompt"], params, seed=params.seed, tokenizer=tokenizer, known=tokens
             )
             tokens, reason = [*tokens, *done.tokens][:end], done.finish_reason
         text = ""
@@ -76,4 +79,4 @@ def tell(fields: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

@@ -9,7 +9,7 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.drill.clients import RequestRecord
 from blockrelay_launcher.drill.closeness import Claim, Closeness, claim_of, computed_by, first_beyond, longest_of
-from blockrelay_launcher.drill.workload import DrillRequest, References
+from blockrelay_launcher.drill.workload import DrillRequest, Numerics, References
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, seed=1, ignore_eos=True)
 GREEDY = DrillRequest(prompt=(5, 6, 7), params=PARAMS)
@@ -58,7 +58,7 @@ def test_the_first_distance_beyond_the_tolerance_is_told_and_what_is_no_number_i
 
 
 def test_answers_are_measured_by_a_process_of_its_own() -> None:
-    references = References(model=BUNDLED_MODEL, requests=ASKS, ids={"own": ""})
+    references = References(models=[BUNDLED_MODEL], requests=ASKS, ids={"own": Numerics()})
     references.prepare([(0, "own")])
     answer = references.answer(0, "own")
     assert answer is not None

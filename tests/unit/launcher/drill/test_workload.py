@@ -4,18 +4,20 @@ import pytest
 
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.settings import BUNDLED_MODEL
-from blockrelay_launcher.drill.workload import DrillRequest, References, incomplete, parts_of
+from blockrelay_launcher.drill.workload import DrillRequest, Numerics, References, incomplete, parts_of
 
-IDS = {"w8a8-1": "", "w8a8-1-next": "next"}
+OWN, NEXT, OTHER = Numerics(), Numerics("next"), Numerics(folder=1)
+IDS = {"w8a8-1": OWN, "w8a8-1-next": NEXT, "w4a8-1": OTHER}
 
 
 @pytest.mark.parametrize(
     ("fingerprint", "parts"),
     [
-        ("w8a8-1", (("", None),)),
-        ("w8a8-1-next", (("next", None),)),
-        ("w8a8-1+w8a8-1-next@17", (("", 17), ("next", None))),
-        ("w8a8-1+w8a8-1-next@17+w8a8-1@20", (("", 17), ("next", 20), ("", None))),
+        ("w8a8-1", ((OWN, None),)),
+        ("w8a8-1-next", ((NEXT, None),)),
+        ("w8a8-1+w8a8-1-next@17", ((OWN, 17), (NEXT, None))),
+        ("w8a8-1+w8a8-1-next@17+w8a8-1@20", ((OWN, 17), (NEXT, 20), (OWN, None))),
+        ("w8a8-1+w4a8-1@17", ((OWN, 17), (OTHER, None))),
         ("w8a8-2", None),
         ("w8a8-1+w8a8-2@17", None),
         ("w8a8-1@17", None),
@@ -30,7 +32,7 @@ def test_a_fingerprint_names_who_computed_which_tokens(fingerprint: str, parts: 
 def test_a_request_that_changed_its_id_goes_on_from_the_tokens_that_it_had() -> None:
     ask = DrillRequest(prompt=(5, 6, 7), params=SamplingParams(max_tokens=24, seed=1, ignore_eos=True))
     session = DrillRequest(prompt=(5, 6, 7, 8), params=ask.params, cuts=(2, 4))
-    references = References(model=BUNDLED_MODEL, requests=[ask, session], ids=IDS)
+    references = References(models=[BUNDLED_MODEL], requests=[ask, session], ids=IDS)
     old, new, both = names = ["w8a8-1", "w8a8-1-next", "w8a8-1+w8a8-1-next@9"]
     references.prepare([*((0, name) for name in names), (1, old), (1, new)])
     tokens = {name: answer.tokens for name in names if (answer := references.answer(0, name))}

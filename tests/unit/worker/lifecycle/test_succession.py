@@ -19,6 +19,8 @@ from tests.support.worker.links import links_of
 NEXT = Place(Stage(first=1, last=3), MODEL)
 PLAN = Plan(epoch=2, split="1-3,4-4", route_class="cpu", assignments={}, blocks={}, reasons=())
 
+OTHER_PLAN = replace(PLAN, epoch=3, split="1-1,2-4")
+
 
 class PlayedService:
     """A service that the test lets register and end."""
@@ -70,7 +72,7 @@ def begun(cell: Cell, service: PlayedService | None, place: Place = NEXT) -> Suc
 def succession_of(cell: Cell, make: Callable[[Place], PlayedService | Literal["later"] | None]) -> Succession:
     """The change of the worker `a`, which serves the folder with which it started."""
     links = links_of(cell)
-    retirement = Retirement(links, MODEL, "a", split="1-2,3-4", folder=MODEL, numerics="n")
+    retirement = Retirement(links, MODEL, "a", split="1-2,3-4", folder=MODEL, numerics="n1")
     return Succession(links, MODEL, MODEL, retirement, make)
 
 
@@ -104,6 +106,24 @@ def test_a_leave_is_called_off_until_it_has_begun(old: Cell, service: PlayedServ
     assert succession.departure.begin()
     succession.call_off()
     assert not succession.is_over(PLAN), "it is on its way"
+
+
+def test_of_two_whole_routes_the_successor_makes_room_for_yet_another_plan(old: Cell, service: PlayedService) -> None:
+    succession = begun(old, service)
+    wait_until(lambda: service.split, "the successor serves")
+    for stage, name in enumerate(("a2", "b2")):
+        old.worker(name, split="1-3,4-4", stage=stage, succeeds="ab"[stage])
+    assert not succession.is_over(OTHER_PLAN), "its own route is whole"
+
+
+def test_it_makes_room_itself_where_only_the_successors_route_is_whole(old: Cell, service: PlayedService) -> None:
+    succession = begun(old, service)
+    wait_until(lambda: service.split, "the successor serves")
+    old.worker("a2", split="1-3,4-4", stage=0, succeeds="a")
+    old.client.hset(old.keys.worker("b"), "draining", 1)
+    assert not succession.is_over(OTHER_PLAN), "neither route is whole: the successor goes"
+    old.worker("b2", split="1-3,4-4", stage=1, succeeds="b")
+    assert succession.is_over(OTHER_PLAN)
 
 
 def test_one_that_comes_too_early_is_asked_for_again(old: Cell, service: PlayedService) -> None:

@@ -159,6 +159,9 @@ async def _status_events(
 def _plan(plan: Plan, workers: list[WorkerInfo]) -> dict[str, Any]:
     missing = missing_stages(plan, workers)
     ready = {worker.id for worker in workers if worker.state == "ready"}
+    by_id = {worker.id: worker for worker in workers}
+    known = {folder.key: folder for worker in workers for folder in worker.folders}
+    wanted = known.get(plan.folder or (workers[0].model if workers else ""))
     stages = [
         {
             "stage": index,
@@ -166,7 +169,7 @@ def _plan(plan: Plan, workers: list[WorkerInfo]) -> dict[str, Any]:
             "class": plan.blocks[f"block_{stage.first}"],
             "devices": plan.devices[index] if plan.devices else (),
             "workers": [
-                {"id": worker_id, "ready": worker_id in ready}
+                {"id": worker_id, "ready": worker_id in ready, **_precision(by_id.get(worker_id))}
                 for worker_id, at in plan.assignments.items()
                 if at == index
             ],
@@ -174,7 +177,21 @@ def _plan(plan: Plan, workers: list[WorkerInfo]) -> dict[str, Any]:
         }
         for index, stage in enumerate(parse_split(plan.split))
     ]
-    return {"epoch": plan.epoch, "source": plan.source, "plan": plan.blocks, "stages": stages, "missing": missing}
+    return {
+        "epoch": plan.epoch,
+        "source": plan.source,
+        "precision": wanted and wanted.precision,
+        "kv_cache_layout": wanted and wanted.kv_cache_layout,
+        "plan": plan.blocks,
+        "stages": stages,
+        "missing": missing,
+    }
+
+
+def _precision(worker: WorkerInfo | None) -> dict[str, Any]:
+    """Returns in which precision a worker serves its stage, with which KV pages; empty before it serves."""
+    served = worker.served if worker is not None else None
+    return {} if served is None else {"precision": served.precision, "kv_cache_layout": served.kv_cache_layout}
 
 
 def _model(gateway: Gateway) -> dict[str, Any]:
@@ -188,6 +205,7 @@ def _model(gateway: Gateway) -> dict[str, Any]:
         "context_length": model.max_position,
         "meta": {"n_ctx_train": model.max_position},
         "precision": manifest.precision,
+        "kv_cache_layout": manifest.kv_cache_layout,
         "blocks": model.blocks,
         "model_hash": manifest.model_hash,
         "ignored_defaults": manifest.ignored_defaults,

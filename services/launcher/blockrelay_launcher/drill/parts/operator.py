@@ -1,6 +1,7 @@
 """The parts of a drill that do what an operator would: they apply other plans, and retry lost GPUs at once."""
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from blockrelay_launcher.drill.system import DrilledSystem
 AGAIN_S = 0.5
 #: Mean seconds between two plans: blocks take a second or two to move, and some plans come before that.
 REPLAN_EVERY_S = 5.0
+#: Mean seconds between two changes of the precision: requests of the old one have to end in each.
+PRECISION_EVERY_S = 12.0
 #: Seconds between two checks for lost devices.
 LOOK_S = 0.5
 
@@ -73,6 +76,28 @@ class Replans(DrillPart):
                 planned = replace(history[0].planned, stages=split)
                 if append(client, keys, model, planned, origin="apply", who="drill", behind=history[0].id):
                     self.done.append(Fault(at=time.monotonic(), kind="replan", target="scheduler"))
+
+
+@dataclass(slots=True)
+class PrecisionChanges(DrillPart):
+    """The part that has all workers change between the block folders `models`, PRECISION_EVERY_S apart on average.
+
+    Some changes come before the one before them is over. One that Redis does not take is left out.
+    """
+
+    system: DrilledSystem
+    rng: Random
+    models: Sequence[Path]
+
+    def _run(self) -> None:
+        model, other = (open_block_folder(path, blocks=[]).model_key for path in self.models)
+        keys = Keys(self.system.running.cell)
+        while not self._over.wait(PRECISION_EVERY_S * self.rng.uniform(0.2, 1.8)):
+            with suppress(RedisTrouble, CommandError), self.system.administrator("redis-control") as client:
+                history = read_history(client, keys, model)
+                planned = replace(history[0].planned, folder="" if history[0].planned.folder else other)
+                if append(client, keys, model, planned, origin="precision", who="drill", behind=history[0].id):
+                    self.done.append(Fault(at=time.monotonic(), kind="precision", target="scheduler"))
 
 
 @dataclass(slots=True)
