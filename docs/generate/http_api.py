@@ -40,7 +40,7 @@ def page() -> str:
                 ]
                 parts.append(f"\n{table(_FIELDS, rows)}")
             parts.append(f"\nStatuses: {', '.join(sorted(operation['responses']))}.\n")
-    for name in ("ChatMessage", "StreamOptions"):  # parts of bodies
+    for name in ("ChatMessage", "StreamOptions", "MaxSlowdown"):  # parts of bodies
         bodies[name] = schemas[name]
     for name, schema in bodies.items():
         parts.append(f"\n## {name}\n\n{_body(schema)}")

@@ -17,7 +17,7 @@ import redis
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import RedisTrouble
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import EndEntry, Fallback, RequestBody, TokenEntry
+from blockrelay.protocol.messages import EndEntry, RequestBody, TokenEntry
 from blockrelay.protocol.plan import WorkerInfo, missing_stages
 from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
 from blockrelay.protocol.transitions import calls
@@ -220,7 +220,7 @@ class System:
             return sampled(scrape(worker), "blockrelay_worker_commits_total", verdict="LOST") > 0
         return False
 
-    def accept(self, job: Job, *, fallback: Fallback = "allow", **more: object) -> None:
+    def accept(self, job: Job, *, fallback: str = "allow", **more: object) -> None:
         need = -(-(len(job.prompt) + job.params.max_tokens) // 16)
         call = calls.accept(
             job.request_id,
