@@ -69,8 +69,9 @@ def _named(names: Sequence[str]) -> str:
 
 def _kind(schema: Mapping[str, Any]) -> str:
     """The values of a field in a few words; null means the default and is left out."""
-    if "anyOf" in schema:
-        return _either(_kind(part) for part in schema["anyOf"] if part.get("type") != "null")
+    for either in ("anyOf", "oneOf"):
+        if either in schema:
+            return _either(_kind(part) for part in schema[either] if part.get("type") != "null")
     if "enum" in schema:
         return _either(f"`{value}`" for value in schema["enum"])
     if "const" in schema:

@@ -36,7 +36,7 @@ class MaxSlowdown(Strict):
 
 
 def _form_of(fallback: object) -> str:
-    """Returns the tag of the form that a value of `fallback` has, so that an error tells of that form alone."""
+    """Returns the tag of the form that a value of `fallback` has, so that an error is about that form alone."""
     return "an object" if isinstance(fallback, dict | MaxSlowdown) else "a word"
 
 

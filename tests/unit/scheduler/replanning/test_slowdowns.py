@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -92,11 +93,11 @@ def test_the_slowest_stand_in_and_the_fastest_gpu_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"ready": False}, {"draining": True}, {"silent_ms": 10**6}], ids=["loads", "drains", "is silent"]
+    "changed", [{"ready": False}, {"draining": True}, {"silent_ms": 10**6}], ids=["loads", "drains", "is silent"]
 )
-def test_a_cpu_that_is_given_no_requests_stands_in_for_none(more: dict[str, object]) -> None:
+def test_a_cpu_that_is_given_no_requests_stands_in_for_none(changed: dict[str, Any]) -> None:
     gpu = worker(0, "gpu", 2.0)
-    assert slowdowns(PROFILED, [gpu, worker(0, "cpu", 5.0, **more)], NOTHING) == {}
+    assert slowdowns(PROFILED, [gpu, replace(worker(0, "cpu", 5.0), **changed)], NOTHING) == {}
     assert slowdowns(PROFILED, [replace(gpu, draining=True), worker(0, "cpu", 5.0)], NOTHING) == {"1-2": 2.5}
 
 
