@@ -163,12 +163,14 @@ local function has_gpu(block)
 end
 
 -- Returns a worker for each stage, `me` first; nil when a stage has no allowed worker that `has_room`. `failed`: numbers of the
--- blocks that failed on a GPU.
-local function find_route(need, most, failed, pure)
+-- blocks that failed on a GPU. `spill(s, gpus, cpus)`, for a request that may spill: the CPU on which it ends sooner, or nil.
+local function find_route(need, most, failed, pure, spill)
   if not has_room(me, need, most) or (pure and me.varies) then return nil end
   local route = {me}
   for s = 1, #me.stages - 1 do
-    local chosen = least_loaded(allowed(s, failed, pure), need, most)
+    local list = allowed(s, failed, pure)
+    local chosen = spill and #list > 0 and list == candidates[s].gpu and spill(s, list, candidates[s].cpu)
+      or least_loaded(list, need, most)
     if not chosen then return nil end
     route[#route + 1] = chosen
   end

@@ -7,13 +7,14 @@ local function predicted_slowdowns(model)
   return told and cjson.decode(told) or {}
 end
 
--- Returns the mean microseconds of a decode step of blocks `first` to `last` that a worker of just these has measured of late.
+-- Returns the mean microseconds of a decode step of blocks `first` to `last` that a worker of just these has measured of late, and
+-- the tokens in such a step.
 local function measured_us(worker, first, last)
   local told = redis.call('HGET', P .. 'worker:' .. worker, 'block_times')
   local times, sum = told and cjson.decode(told), 0
   if not times or times.first ~= first or #times.seconds ~= last - first + 1 then return nil end
   for _, us in ipairs(times.seconds) do sum = sum + us end
-  return sum > 0 and sum or nil
+  if sum > 0 then return sum, times.rows end
 end
 
 -- Returns a slowdown as events have it, with at most three decimals; nil for one that is too small for them.
