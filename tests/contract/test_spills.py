@@ -38,7 +38,7 @@ def gpus_first(cell: Cell) -> Cell:
 class TestOfAWholeModel:
     @pytest.fixture
     def cell(self, gpus_first: Cell) -> Cell:
-        """A GPU has two requests, as many as it takes; two steps of it take as long as one of the CPU and a half more."""
+        """A GPU has two requests, as many as it takes, and its steps take 2 ms; those of the CPU take 3."""
         cell = gpus_first
         cell.worker("g", split=WHOLE, device="gpu", numerics="g", varies=True, slots=2)
         cell.worker("c", split=WHOLE, numerics="c")
@@ -61,7 +61,7 @@ class TestOfAWholeModel:
         assert [stage.device for ran in provenance(record, 1) for stage in ran.stages] == ["cpu"], "its device is told"
 
     def test_as_many_go_as_end_sooner_beside_each_other(self, cell: Cell) -> None:
-        """Each on the CPU makes the next one slower there: a step takes 3 ms, then 6 and 9. The GPU ends one each ms."""
+        """Each on the CPU makes the next one slower there: a step takes 3 ms, then 6, then 9."""
         queue(cell, *(f"r{number}" for number in range(9)))
         assert claimed(cell, "c") == ["r1", "r5"]
 

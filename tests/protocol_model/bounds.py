@@ -113,6 +113,7 @@ class Bounds:
     gpus: frozenset[int] = frozenset()  # numerics ids of GPUs; with `handover`
     deny: frozenset[int] = frozenset()  # requests with `fallback: deny`
     limited: frozenset[int] = frozenset()  # requests whose `max_slowdown` every CPU is predicted to exceed
+    spills: bool = False  # a request for a GPU may begin on a CPU, whatever moved CLAIM to that
     recompute: frozenset[int] = frozenset()  # requests with `fallback: recompute`
     lost_from: int = 0  # nothing is lost by Redis before the first request has so many tokens
     announce: bool = False  # the last stage tells the first its tokens before COMMIT does

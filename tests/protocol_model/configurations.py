@@ -48,6 +48,7 @@ _GPU_ALONE = replace(_HANDED_OVER, workers=1, ids=(1,), prompt=1)
 _DENIED = replace(_HANDED_OVER, deny=frozenset({0}))
 _LIMITED = replace(_HANDED_OVER, limited=frozenset({0}))
 _TWO_STAGES_LIMITED = replace(_TWO_STAGES_HANDED_OVER, limited=frozenset({0}), tokens=1)
+_SPILLS = replace(_HANDED_OVER, spills=True)
 _TWO_STAGES_DENIED = replace(_TWO_STAGES_HANDED_OVER, deny=frozenset({0}))
 _SHOWN = replace(_GPU_ALONE, clients=1, gateways=1, replicas=True, pages_leave=False)
 _SHOWN_AND_HANDED_OVER = replace(_SHOWN, workers=2, ids=(0, 1), tokens=3, choices=frozenset({2}), lost_from=1)
@@ -200,6 +201,14 @@ CONFIGURATIONS = (
         + _one_each(_TWO_STAGES_LIMITED, Budget(device=1))
         + _one_each(replace(_TWO_STAGES_DENIED, tokens=1), Budget(device=1)),
         _one_each(_TWO_STAGES_DENIED, Budget(device=1), Budget(retire=1)),
+    ),
+    Configuration(
+        "spill",
+        "a request for a GPU begins on a CPU, at any moment and from any place in the queue, unless its client says no",
+        _one_each(replace(_SPILLS, requests=2, room=2, tokens=1), Budget(device=1), Budget(kill=1))
+        + _one_each(replace(_SPILLS, requests=2, tokens=1, deny=frozenset({0})), Budget(device=1), Budget(drain=1))
+        + _one_each(replace(_TWO_STAGES_HANDED_OVER, spills=True, tokens=1), Budget(device=1)),
+        _one_each(replace(_TWO_STAGES_HANDED_OVER, spills=True, tokens=1), Budget(kill=1)),
     ),
     Configuration(
         "shown",

@@ -166,9 +166,9 @@ class System:
         self.workers.append(worker)
         return worker
 
-    def start_playing_gpu(self) -> subprocess.Popen[bytes]:
-        """A worker of the class gpu that computes on this CPU."""
-        return self._start_double(PLAYING_GPU, {"device": "gpu"})
+    def start_playing_gpu(self, **env: str) -> subprocess.Popen[bytes]:
+        """A worker of the class gpu that computes on this CPU; environment as of `start_worker`."""
+        return self._start_double(PLAYING_GPU, {"device": "gpu", **env})
 
     def start_failing_gpu(self, *, after: int) -> subprocess.Popen[bytes]:
         """A worker of the class gpu whose batches fail behind the first `after`."""
