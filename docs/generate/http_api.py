@@ -40,7 +40,7 @@ def page() -> str:
                 ]
                 parts.append(f"\n{table(_FIELDS, rows)}")
             parts.append(f"\nStatuses: {', '.join(sorted(operation['responses']))}.\n")
-    for name in ("ChatMessage", "StreamOptions"):  # parts of bodies
+    for name in ("ChatMessage", "StreamOptions", "MaxSlowdown"):  # parts of bodies
         bodies[name] = schemas[name]
     for name, schema in bodies.items():
         parts.append(f"\n## {name}\n\n{_body(schema)}")
@@ -69,8 +69,9 @@ def _named(names: Sequence[str]) -> str:
 
 def _kind(schema: Mapping[str, Any]) -> str:
     """The values of a field in a few words; null means the default and is left out."""
-    if "anyOf" in schema:
-        return _either(_kind(part) for part in schema["anyOf"] if part.get("type") != "null")
+    for either in ("anyOf", "oneOf"):
+        if either in schema:
+            return _either(_kind(part) for part in schema[either] if part.get("type") != "null")
     if "enum" in schema:
         return _either(f"`{value}`" for value in schema["enum"])
     if "const" in schema:

@@ -28,7 +28,8 @@
     │   ├── DeviceFailed           a GPU could not compute a batch, but still works (`capacity`: a smaller one may do)
     │   ├── DeviceLost             a GPU or its process is gone, with all that was on it
     │   ├── NumericsChanged        no worker of its numerics id is left, and the request is `exact`
-    │   └── FallbackDenied         a GPU failed, no other came, and the request denies a fallback to CPUs
+    │   ├── FallbackDenied         a GPU failed, no other came, and the request denies a fallback to CPUs
+    │   └── FallbackTooSlow        a GPU failed, and a CPU is predicted to be slower than the request allows
     ├── IllegalTransition          a state machine got an event that its state does not allow: a bug, never caught
     └── ServiceUnavailable         a dependency (Redis, worker) is not there; HTTP 503
         └── RedisTrouble           Redis does not do what it should, but not because of a bug: wait, or reject work
@@ -238,6 +239,10 @@ class NumericsChanged(ExecutionError):
 
 class FallbackDenied(ExecutionError):
     """A request's GPU failed, no other became available in time, and the request may not continue on a CPU."""
+
+
+class FallbackTooSlow(ExecutionError):
+    """A request's GPU failed, and a CPU is not known to be as fast as the request's `max_slowdown` demands."""
 
 
 class IllegalTransition(BlockrelayError):

@@ -19,7 +19,7 @@ from tests.support.project import ROOT
 from tests.support.redis.rights import user
 
 CONTROL = {family.name for family in FAMILIES if family.server == "control"}
-CALLS = {"publish_plan": "PLAN", "heartbeat": "BEAT"}  # called otherwise than its script
+CALLS = {"publish_plan": "PLAN", "publish_slowdowns": "PLAN", "heartbeat": "BEAT"}  # called otherwise than its script
 
 
 def functions(lua: str) -> dict[str, str]:

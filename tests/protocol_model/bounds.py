@@ -75,6 +75,7 @@ class Rules:
     denied_wait: bool = True
     denied_wait_for_all_gpus: bool = True
     denied_are_given_up: bool = True
+    slow_stand_ins_end_it: bool = True
     giving_up_looks_again: bool = True
     drains_are_no_failures: bool = True
     pinned_of_all_classes_are_taken: bool = True
@@ -111,6 +112,8 @@ class Bounds:
     choices: frozenset[int] = frozenset({1})  # of these tokens a device that varies may choose either of two
     gpus: frozenset[int] = frozenset()  # numerics ids of GPUs; with `handover`
     deny: frozenset[int] = frozenset()  # requests with `fallback: deny`
+    limited: frozenset[int] = frozenset()  # requests whose `max_slowdown` every CPU is predicted to exceed
+    spills: bool = False  # a request for a GPU may begin on a CPU, whatever moved CLAIM to that
     recompute: frozenset[int] = frozenset()  # requests with `fallback: recompute`
     lost_from: int = 0  # nothing is lost by Redis before the first request has so many tokens
     announce: bool = False  # the last stage tells the first its tokens before COMMIT does

@@ -46,6 +46,9 @@ _HANDED_OVER = Bounds(stages=1, ids=(0, 1), varying=frozenset({1}), gpus=frozens
 _TWO_STAGES_HANDED_OVER = replace(_HANDED_OVER, stages=2, ids=(0, 1, 0, 1), prompt=1)
 _GPU_ALONE = replace(_HANDED_OVER, workers=1, ids=(1,), prompt=1)
 _DENIED = replace(_HANDED_OVER, deny=frozenset({0}))
+_LIMITED = replace(_HANDED_OVER, limited=frozenset({0}))
+_TWO_STAGES_LIMITED = replace(_TWO_STAGES_HANDED_OVER, limited=frozenset({0}), tokens=1)
+_SPILLS = replace(_HANDED_OVER, spills=True)
 _TWO_STAGES_DENIED = replace(_TWO_STAGES_HANDED_OVER, deny=frozenset({0}))
 _SHOWN = replace(_GPU_ALONE, clients=1, gateways=1, replicas=True, pages_leave=False)
 _SHOWN_AND_HANDED_OVER = replace(_SHOWN, workers=2, ids=(0, 1), tokens=3, choices=frozenset({2}), lost_from=1)
@@ -191,10 +194,21 @@ CONFIGURATIONS = (
     ),
     Configuration(
         "denial",
-        "no CPU takes the place of a GPU that failed: it waits for another one, and ends when none comes",
+        "no CPU takes the place of a GPU that failed: it waits for another one, and ends when none comes; or at once, "
+        "where CPUs are too slow",
         _one_each(_DENIED, Budget(device=1), Budget(retire=1), Budget(drain=1))
+        + _one_each(_LIMITED, Budget(device=1), Budget(kill=1, drain=1))
+        + _one_each(_TWO_STAGES_LIMITED, Budget(device=1))
         + _one_each(replace(_TWO_STAGES_DENIED, tokens=1), Budget(device=1)),
         _one_each(_TWO_STAGES_DENIED, Budget(device=1), Budget(retire=1)),
+    ),
+    Configuration(
+        "spill",
+        "a request for a GPU begins on a CPU, at any moment and from any place in the queue, unless its client says no",
+        _one_each(replace(_SPILLS, requests=2, room=2, tokens=1), Budget(device=1), Budget(kill=1))
+        + _one_each(replace(_SPILLS, requests=2, tokens=1, deny=frozenset({0})), Budget(device=1), Budget(drain=1))
+        + _one_each(replace(_TWO_STAGES_HANDED_OVER, spills=True, tokens=1), Budget(device=1)),
+        _one_each(replace(_TWO_STAGES_HANDED_OVER, spills=True, tokens=1), Budget(kill=1)),
     ),
     Configuration(
         "shown",

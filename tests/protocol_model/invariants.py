@@ -33,6 +33,8 @@ def broken(b: Bounds, state: State) -> str | None:
             return f"I5: {request} is {record.state} with the terminal entries {record.ends}"
         if record.ends == ("denied",) and (record.forsaken or request not in b.deny):
             return f"I16: {request} ended for want of a GPU, which it had, or needed not"
+        if record.ends == ("too_slow",) and request not in b.limited:
+            return f"I16: {request} ended because a CPU is too slow for it, and it has no limit"
         if record.forsaken or (record.ends == ("numerics",) and request not in b.exact):
             return (
                 f"I13: {request} was taken or ended while its numerics id was served: {record.numerics} {record.ends}"
@@ -108,7 +110,9 @@ def _handover(b: Bounds, state: State) -> str | None:
             return f"I15: {request} has tokens {record.log}, under a numerics id that no device which varies has"
         if request in b.deny and any(not b.is_gpu(record.route[s]) for s in record.places if record.route):
             return f"I16: {request} denies that a CPU takes the place of a GPU that failed: route {record.route}"
-        if not failures and (record.failed or record.denied or record.ends == ("denied",)):
+        if request in b.limited and record.failed:
+            return f"I16: a CPU is too slow for {request}, and one has the place of a GPU that failed: {record}"
+        if not failures and (record.failed or record.denied or record.ends in (("denied",), ("too_slow",))):
             return f"I16: nothing has failed, and {request} says so: {record}"
     return None
 

@@ -114,7 +114,8 @@ _step = StageSpan(
     ready_us=1_800_000_000_000_000, waited_us=20, computed_us=900,
 )  # fmt: skip
 _FALLBACKS = (
-    b'[{"block_id": "block_1", "blocks": [1, 1], "from": "GPU", "to": "CPU", "reason": "gpu_error", "success": true}]'
+    b'[{"block_id": "block_1", "blocks": [1, 1], "from": "GPU", "to": "CPU", "reason": "gpu_error", "success": true, '
+    b'"predicted": 2.5, "seen": 3}]'
 )
 _tensors = (np.arange(6).reshape(2, 3), np.ones(2, np.bool_), np.ones((1, 2), np.float16))
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from blockrelay.protocol.encoding.fallback_policy import limited_to
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, Commit, EndEntry, NextJob, RequestBody, TokenEntry
 from blockrelay.protocol.plan import Device
@@ -40,7 +41,12 @@ NAMES = (
 #: Tokens that one unit of the model costs its tenant's share.
 UNIT = 64
 #: Ends with an error of ours, as the model calls them.
-CODES = {"poison": "poison", "numerics_changed": "numerics", "fallback_denied": "denied"}
+CODES = {
+    "poison": "poison",
+    "numerics_changed": "numerics",
+    "fallback_denied": "denied",
+    "fallback_too_slow": "too_slow",
+}
 #: The stages of each plan, by their number.
 SPLITS = {1: ("1-4", "1-4"), 2: ("1-2,3-4", "1-3,4-4")}
 
@@ -163,6 +169,8 @@ class Replay:
             exact=request in self.bounds.exact,
             fallback="deny"
             if request in self.bounds.deny
+            else limited_to(1.0)  # nothing is predicted in this cell, so every CPU is too slow
+            if request in self.bounds.limited
             else "recompute"
             if request in self.bounds.recompute
             else "allow",

@@ -29,6 +29,7 @@ from blockrelay_scheduler.planning.assignment import empty_stages
 from blockrelay_scheduler.planning.cost_model import CostModel
 from blockrelay_scheduler.policy import LOOK_S
 from blockrelay_scheduler.replanning.replanner import Replanner
+from blockrelay_scheduler.replanning.slowdowns import SlowdownPublisher
 from blockrelay_scheduler.rescuer import Rescuer
 from blockrelay_scheduler.states import SCHEDULER, SchedulerMachine
 from blockrelay_scheduler.upgrade import CellUpgrade
@@ -60,6 +61,7 @@ class Scheduler:
         name = settings.node_id or logs.node_name("scheduler")
         self._publisher = PlanPublisher(link, model, planned, vacancy_s=settings.vacancy_s, name=name)
         self._replanner = Replanner(link, model, costs, check_cut, settings, metrics, name)
+        self._slowdowns = SlowdownPublisher(link, model, costs)
         self._rescuer = Rescuer(link, settings)
         self._upgrade = CellUpgrade(link, raises=settings.raise_protocol)
         self._sweeper: InboxSweeper | None = None  # None: one Redis for everything
@@ -134,6 +136,7 @@ class Scheduler:
         plan = self._publisher.publish(workers, trusted=self.liveness.trusted)
         if self._publisher.entry is not None:
             self._replanner.look(workers, plan, self._publisher.entry)
+        self._slowdowns.publish(workers)
         self._sweep(workers)
         if time.monotonic() - max(self._last_look, self.liveness.settled_from) >= LOOK_S:
             self._rescuer.rescue()

@@ -29,6 +29,10 @@ REPLAN_LOOK_S = 3.0
 #: Share of the gain that a better plan needs with which it still counts as better: single measurements are noisy.
 REPLAN_KEPT = 2 / 3
 
+#: Share by which a predicted slowdown of CPUs must change to be published again: below that it is noise, and a client's
+#: limit is no finer.
+SLOWDOWN_CHANGE = 0.1
+
 # Recovery and scaling
 
 #: Estimates of the time of a prompt are rough: only a request that takes this many times as long is stuck.

@@ -79,7 +79,7 @@ FAMILIES = (
     Family("settings", "", "hash: retention_s and dead_after_ms, which hold for all services of the cell", "scheduler", f"ACCEPT {_ENDS} MIGRATE FORGET gateway worker", "never"),
     Family("fleet", "<model>", "hash, cache of what ACCEPT and CLAIM computed from the registry", "ACCEPT CLAIM DEAD worker", "", "after 1 s, and when a worker comes or goes"),
     Family("exact-left", "<model>", "string, the deterministic worker that left last", "DEAD", "ACCEPT", "after 60 s"),
-    Family("plan", "<model>", "hash: epoch, inputs, class, plan", "PLAN", "ACCEPT gateway scheduler worker", "never"),
+    Family("plan", "<model>", "hash: epoch, inputs, class, plan; slowdowns, by the blocks of a stage how many times as long it takes on a CPU", "PLAN", "ACCEPT CLAIM COMMIT DEAD RERUN gateway scheduler worker", "never"),
     Family("plan-history", "<model>", "stream: plan, origin, author; schedulers put the newest into force", "scheduler", "", "trimmed to 100"),
     Family("measured-profile", "<model>", "string: how far measured times are from the profile, since when a better plan is known", "scheduler", "", "never"),
     Family("session", "<id>", "hash: step, fingerprint, request, tokens", "ACCEPT", "MOVE gateway", "retention after the last step"),

@@ -23,6 +23,7 @@ from blockrelay.protocol.encoding import codec
 from blockrelay.protocol.encoding.checks import count, entries, flag, items, reading, text, tokens
 from blockrelay.protocol.encoding.end_meta import decode_end_meta
 from blockrelay.protocol.encoding.fallback_event import FallbackEvent
+from blockrelay.protocol.encoding.fallback_policy import checked_policy
 from blockrelay.protocol.encoding.forward_segment import ForwardSegment
 from blockrelay.protocol.encoding.named_tensors import NamedTensors, pack_tensors, unpack_tensors
 from blockrelay.protocol.encoding.prompt import TokenIds, pack_prompt, unpack_prompt
@@ -35,9 +36,6 @@ RerunReason = Literal[
 ]  # fmt: skip
 EndReason = Literal["stop", "length", "tensor", "cancelled", "expired", "error"]
 Logits = Literal["none", "last", "all"]
-#: A request's fallback when its GPU fails. "allow": a CPU continues from the KV pages that were copied off the device.
-#: "recompute": a CPU computes all tokens again. "deny": it waits for a GPU and ends with an error when none comes.
-Fallback = Literal["allow", "recompute", "deny"]
 L = TypeVar("L", bound=str)
 #: Most prompts in one client body.
 MAX_CHOICES = 128
@@ -66,7 +64,7 @@ class RequestBody:
     gateway: str = ""  # id of the gateway that accepted it
     exact: bool = False  # never continues under another numerics id than that of its first token
     traced: bool = False  # stages write their steps to `Keys.trace`
-    fallback: Fallback = "allow"
+    fallback: str = "allow"  # what happens when its GPU fails, as `encoding.fallback_policy` writes it
 
     def encode(self) -> bytes:
         """Returns the body as bytes, without default values: Redis keeps it as long as the request's result."""
@@ -109,7 +107,7 @@ class RequestBody:
                 gateway=text(m.get("gateway", "")),
                 exact=flag(m.get("exact", False)),
                 traced=flag(m.get("traced", False)),
-                fallback=_one_of(m.get("fallback", "allow"), get_args(Fallback)),
+                fallback=checked_policy(m.get("fallback", "allow")),
             )
 
 

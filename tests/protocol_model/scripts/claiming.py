@@ -23,11 +23,12 @@ class Claimed(NamedTuple):
 
 def claim(
     b: Bounds, redis: Redis, me: int, most: int, nonces: Sequence[int], *, beating: Sequence[int],
-    free: int = 0, overdue: Sequence[int] = (), latest: bool = False,
+    free: int = 0, overdue: Sequence[int] = (), latest: bool = False, spill: int = -1,
 ) -> tuple[Redis, list[Claimed]]:  # fmt: skip
     """`beating`: workers whose last beat is not old. `free`: pages that a worker of the whole model can give.
 
-    `latest`: of equally loaded workers the one with the largest id, not the smallest.
+    `latest`: of equally loaded workers the one with the largest id, not the smallest. `spill`: so many requests wait
+    for GPUs before the first that ends sooner on a CPU (-1: none does).
     """
     mine = redis.worker(me)
     if mine is None or mine.inbox is None or b.stage(me) != 0:
@@ -36,7 +37,7 @@ def claim(
     if not find_route(b, redis, me, -LARGE, beating, latest):
         return redis, []  # some stage has no live worker
     answer: list[Claimed] = []
-    for rank, request in _offered(b, redis, me, beating):
+    for rank, request in _offered(b, redis, me, beating, spill):
         if len(answer) >= most:
             break
         record = redis.requests[request]
@@ -74,7 +75,8 @@ def claim(
         reserve = pages_reserved if b.rules.claim_reserves else 0
         if b.rules.denied_wait and not all(has_gpu(b, redis, me, stage, beating) for stage in record.denied):
             continue
-        route = find_route(b, redis, me, reserve, beating, latest, pure, record.failed, record.pages_needed)
+        spills = spill >= 0 and not pure and may_spill(b, request, record)
+        route = find_route(b, redis, me, reserve, beating, latest, pure, record.failed, record.pages_needed, spills)
         if not route:
             needed = record.pages_needed
             if (
@@ -122,9 +124,15 @@ def claim(
     return redis, answer
 
 
-def _offered(b: Bounds, redis: Redis, me: int, beating: Sequence[int]) -> list[tuple[int, int]]:
-    """Rank (-1 for re-runs) and request, in the order in which I look at them. The class of my device comes first, the
-    other one is mine where no such device lives; what waits for my numerics id is mine in any class."""
+def may_spill(b: Bounds, request: int, record: Record) -> bool:
+    """Whether a request that has no token yet leaves it to us which devices compute it."""
+    return not record.log and not record.failed and request not in b.exact and request not in b.deny
+
+
+def _offered(b: Bounds, redis: Redis, me: int, beating: Sequence[int], spill: int) -> list[tuple[int, int]]:
+    """Rank (-1: no time passes for the queue, as for re-runs) and request, in the order in which I look at them. The
+    class of my device comes first, the other one is mine where no such device lives, or from a place in its queue on
+    where it spills; what waits for my numerics id is mine in any class."""
     classes = (b.is_gpu(me), not b.is_gpu(me))
     taken = [gpu for gpu in classes if takes(b, redis, me, gpu, beating)]
     offered = list[tuple[int, int]]()
@@ -136,6 +144,9 @@ def _offered(b: Bounds, redis: Redis, me: int, beating: Sequence[int]) -> list[t
             offered += [(-1, r) for r in redis.reruns if _is_of(redis, r, gpu)]
     for gpu in taken:
         offered += [(rank, r) for rank, r in redis.queue if _is_of(redis, r, gpu)]
+    if spill >= 0 and not b.is_gpu(me) and True not in taken:
+        waiting = [r for _, r in redis.queue if _is_of(redis, r, True)][spill:]
+        offered += [(-1, r) for r in waiting if (p := redis.requests[r]) is not None and may_spill(b, r, p)]
     return offered
 
 

@@ -161,6 +161,8 @@ def again(
         if quarantine_deaths >= b.max_quarantine_deaths:
             redis = redis.with_request(request, record)._replace(letters=(*redis.letters, request))
             return end(b, redis, request, "poison")
+    if failed >= 0 and request in b.limited and b.rules.slow_stand_ins_end_it:
+        return end(b, redis.with_request(request, record), request, "too_slow")
     if not blameless and b.delays:
         attempts = min(attempts + 1, 2)
     redis = release(b, redis, request)

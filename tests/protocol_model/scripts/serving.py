@@ -75,31 +75,41 @@ def has_gpu(b: Bounds, redis: Redis, me: int, stage: int, beating: Sequence[int]
 
 def find_route(
     b: Bounds, redis: Redis, me: int, reserve: int, beating: Sequence[int], latest: bool, pure: bool = False,
-    failed: Sequence[int] = (), pages_needed: int = 0,
+    failed: Sequence[int] = (), pages_needed: int = 0, spills: bool = False,
 ) -> tuple[int, ...]:  # fmt: skip
     """A worker for every stage, me at the front; empty when some stage has no live worker with room for `reserve` pages
     now and a pool for all that are needed. `pure`: none that varies. A stage that has a GPU waits for it, one in
-    `failed` for a CPU if it has one."""
+    `failed` for a CPU if it has one. With `spills` it does not wait where a CPU has room."""
     route: list[int] = []
     if b.numerics(me) not in may_follow(b, redis, me, beating, pure):
         return ()
     for stage in range(b.stages):
-        best: tuple[int, int] | None = None
         there = candidates(b, redis, me, stage, beating, pure)
         preferred = [worker for worker in there if b.is_gpu(worker) != (stage in failed)]
-        for worker in preferred or there:
-            w = redis.worker(worker)
-            if w is None or w.inbox is None or worker not in beating:
-                continue
-            spare = max(len(w.on), w.pages // 100) if w.reserved else 0
-            if w.pages - w.reserved - spare < reserve or w.pages < pages_needed:
-                continue
-            if best is None or len(w.on) < best[0] or (latest and len(w.on) == best[0]):
-                best = (len(w.on), worker)
+        cpus = [worker for worker in there if not b.is_gpu(worker)] if spills and stage not in failed else []
+        best = least_loaded(redis, cpus, beating, latest, reserve, pages_needed)
+        best = best or least_loaded(redis, preferred or there, beating, latest, reserve, pages_needed)
         if best is None:
             return ()
         route.append(best[1])
     return tuple(route)
+
+
+def least_loaded(
+    redis: Redis, workers: Sequence[int], beating: Sequence[int], latest: bool, reserve: int, pages_needed: int
+) -> tuple[int, int] | None:
+    """How many requests the least loaded of these `workers` with room has, and which one it is."""
+    best: tuple[int, int] | None = None
+    for worker in workers:
+        w = redis.worker(worker)
+        if w is None or w.inbox is None or worker not in beating:
+            continue
+        spare = max(len(w.on), w.pages // 100) if w.reserved else 0
+        if w.pages - w.reserved - spare < reserve or w.pages < pages_needed:
+            continue
+        if best is None or len(w.on) < best[0] or (latest and len(w.on) == best[0]):
+            best = (len(w.on), worker)
+    return best
 
 
 def fits_nowhere(

@@ -1,5 +1,7 @@
 """The first stage: takes jobs, learns tokens, sends rows on."""
 
+from itertools import product
+
 from tests.protocol_model import scripts
 from tests.protocol_model.bounds import Bounds
 from tests.protocol_model.data import NextJob, Process, Redis, Run, Segment, State
@@ -14,15 +16,17 @@ def claims(b: Bounds, state: State, slot: int, me: Process) -> Steps:
     if not b.rules.claim_is_atomic:
         yield from _claims_in_two(b, state, slot, me)
         return
-    first: Redis | None = None
-    for latest in (False, True) if b.either_worker and b.stages > 1 and b.workers > 1 else (False,):
+    seen: list[Redis] = [state.redis]
+    latest_too = (False, True) if b.either_worker and b.stages > 1 and b.workers > 1 else (False,)
+    for latest, spill in product(latest_too, range(-1, b.requests if b.spills else 0)):
         redis, claimed = scripts.claim(
             b, state.redis, me.id, most, range(state.nonce, state.nonce + most),
             beating=beating(state), free=_claimable(b.pool(me.id), me.table), overdue=overdue(state), latest=latest,
+            spill=spill,
         )  # fmt: skip
-        if redis in (state.redis, first):
+        if redis in seen:
             continue
-        first = redis
+        seen.append(redis)
         passed = _passed(state, redis, claimed)
         lost = state._replace(redis=redis, nonce=state.nonce + len(claimed), passed=passed)
         table = me.table

@@ -17,7 +17,7 @@ import redis
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import RedisTrouble
 from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.messages import EndEntry, Fallback, RequestBody, TokenEntry
+from blockrelay.protocol.messages import EndEntry, RequestBody, TokenEntry
 from blockrelay.protocol.plan import WorkerInfo, missing_stages
 from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
 from blockrelay.protocol.transitions import calls
@@ -166,9 +166,9 @@ class System:
         self.workers.append(worker)
         return worker
 
-    def start_playing_gpu(self) -> subprocess.Popen[bytes]:
-        """A worker of the class gpu that computes on this CPU."""
-        return self._start_double(PLAYING_GPU, {"device": "gpu"})
+    def start_playing_gpu(self, **env: str) -> subprocess.Popen[bytes]:
+        """A worker of the class gpu that computes on this CPU; environment as of `start_worker`."""
+        return self._start_double(PLAYING_GPU, {"device": "gpu", **env})
 
     def start_failing_gpu(self, *, after: int) -> subprocess.Popen[bytes]:
         """A worker of the class gpu whose batches fail behind the first `after`."""
@@ -220,7 +220,7 @@ class System:
             return sampled(scrape(worker), "blockrelay_worker_commits_total", verdict="LOST") > 0
         return False
 
-    def accept(self, job: Job, *, fallback: Fallback = "allow", **more: object) -> None:
+    def accept(self, job: Job, *, fallback: str = "allow", **more: object) -> None:
         need = -(-(len(job.prompt) + job.params.max_tokens) // 16)
         call = calls.accept(
             job.request_id,

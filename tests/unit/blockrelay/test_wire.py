@@ -1,6 +1,8 @@
 """Messages survive the wire, and nothing on the wire becomes code or an array we did not ask for."""
 
+import math
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from blockrelay.errors import WireError
 from blockrelay.protocol.encoding import codec
 from blockrelay.protocol.encoding.end_meta import encode_end_meta
 from blockrelay.protocol.encoding.fallback_event import FallbackEvent
+from blockrelay.protocol.encoding.fallback_policy import checked_policy
 from blockrelay.protocol.encoding.forward_segment import ForwardSegment
 from blockrelay.protocol.messages import (
     Ended,
@@ -173,3 +176,32 @@ def test_a_fallback_event_is_read() -> None:
             FallbackEvent.decode({**told, "blocks": wrong})
     with pytest.raises(WireError):
         FallbackEvent.decode(plain)
+
+
+@pytest.mark.parametrize("policy", ["allow", "recompute", "deny", "max:2.0", "max:0.25", "max:1e-05", "max:1e+300"])
+def test_a_fallback_policy_is_read_as_it_was_written(policy: str) -> None:
+    asked = replace(RequestBody(prompt=np.array([1], np.int32), params={}), fallback=policy)
+    assert RequestBody.decode(asked.encode()).fallback == policy == checked_policy(policy)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["never", "", "max:", "max:2", "max:0.0", "max:-1.0", "max:nan", "max:inf", "MAX:2.0", " max:2.0", 2.0, None],
+)
+def test_another_fallback_policy_is_refused(wrong: object) -> None:
+    with pytest.raises(WireError):
+        checked_policy(wrong)
+    if wrong is not None:
+        odd = replace(RequestBody(prompt=np.array([1], np.int32), params={}), fallback=wrong)  # pyright: ignore
+        with pytest.raises(WireError):
+            RequestBody.decode(odd.encode())
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, math.nan, math.inf, True, "2"])
+def test_slowdowns_of_an_event_are_above_zero_and_finite(wrong: object) -> None:
+    event = {"block_id": "b", "from": "GPU", "to": "CPU", "reason": "r", "success": True, "blocks": [1, 2]}
+    read = FallbackEvent.decode({**event, "predicted": 2, "seen": 2.5})
+    assert (read.predicted_slowdown, read.seen_slowdown) == (2.0, 2.5)
+    for name in ("predicted", "seen"):
+        with pytest.raises(WireError):
+            FallbackEvent.decode({**event, name: wrong})

@@ -58,7 +58,7 @@ WALKS = {
     ),
     "hand-over of a whole model": replace(
         REAL, stages=1, ids=(0, 1), varying=frozenset({1}), gpus=frozenset({1}), handover=True, requests=3, room=2,
-        tokens=3, deny=frozenset({1}), choices=frozenset({1, 2}),
+        tokens=3, deny=frozenset({1}), limited=frozenset({2}), choices=frozenset({1, 2}),
         faults=Budget(kill=2, restart=1, lost_reply=1, stalled=2, retire=1, device=3, drain=2),
     ),
     "pools": replace(

@@ -71,6 +71,7 @@ NOTICED = {
     "denied_wait": ("denial", "I16"),
     "denied_wait_for_all_gpus": ("denial", "I16"),
     "denied_are_given_up": ("denial", "hangs"),
+    "slow_stand_ins_end_it": ("denial", "I16"),
     "giving_up_looks_again": ("denial", "I16"),
     "drains_are_no_failures": ("denial", "I16"),
     "varying_tokens_wait": ("shown", "I8"),

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast, get_args
+from typing import get_args
 
 from blockrelay.errors import BadRequest
 from blockrelay.observability.traceparent import clean_traceparent
-from blockrelay.protocol.messages import Fallback
-from blockrelay_gateway.api.common_schemas import SamplingFields
+from blockrelay.protocol.encoding.fallback_policy import Fallback, limited_to
+from blockrelay_gateway.api.common_schemas import MaxSlowdown, SamplingFields
 from blockrelay_gateway.policy import KEPT_S
 
 #: The headers that stand for the fields `trace`, `exact` and `fallback` of a body.
@@ -18,6 +19,8 @@ STRICT = "Blockrelay-Strict"
 #: Preferences of a client (RFC 7240), of which `wait` counts here: seconds to wait for room in a full system.
 PREFER = "Prefer"
 _PREFERENCE = re.compile(r'(?:[^",]|"(?:\\.|[^"\\])*"?)+')
+#: The form of `Blockrelay-Fallback` with a limit.
+_LIMIT = re.compile(r"max_slowdown\s*=\s*([0-9.e+-]{1,40})", re.ASCII)
 _WAIT = re.compile(r'wait\s*=\s*(?:(\d{1,9})|"(\d{1,9})")', re.ASCII | re.IGNORECASE)
 
 
@@ -31,8 +34,8 @@ class ClientHeaders:
     """Stages record their steps for the request."""
     exact: bool = False
     """Only deterministic devices compute the request, and it never continues under another numerics id."""
-    fallback: Fallback = "allow"
-    """After a GPU fails, a CPU continues ("allow") or computes all again ("recompute"); "deny" waits for a GPU."""
+    fallback: str = "allow"
+    """The policy for a GPU that fails, as `blockrelay.protocol.encoding.fallback_policy` writes it."""
     strict: bool = False
     """Fields that would change nothing are refused."""
 
@@ -44,8 +47,10 @@ class ClientHeaders:
         """True if only deterministic devices may compute the request; the body's `exact` wins over the header."""
         return self.exact if fields.exact is None else fields.exact
 
-    def fallback_of(self, fields: SamplingFields) -> Fallback:
+    def fallback_of(self, fields: SamplingFields) -> str:
         """The policy for a device that fails; the body's `fallback` wins over the header."""
+        if isinstance(fields.fallback, MaxSlowdown):
+            return limited_to(fields.fallback.max_slowdown)
         return fields.fallback or self.fallback
 
 
@@ -60,7 +65,20 @@ def client_headers(headers: Mapping[str, str]) -> ClientHeaders:
         trace=_one_of(headers, TRACE, "false", ("true", "false")) == "true",
         exact=_one_of(headers, EXACT, "false", ("true", "false")) == "true",
         strict=_one_of(headers, STRICT, "false", ("true", "false")) == "true",
-        fallback=cast(Fallback, _one_of(headers, FALLBACK, "allow", get_args(Fallback))),
+        fallback=_fallback(headers.get(FALLBACK, "allow").lower()),
+    )
+
+
+def _fallback(value: str) -> str:
+    """The policy that the header `Blockrelay-Fallback` asks for, in lower case: a word, or `max_slowdown=2.0`."""
+    if value in get_args(Fallback):
+        return value
+    if found := _LIMIT.fullmatch(value.strip()):
+        with suppress(ValueError):
+            return limited_to(float(found[1]))
+    words = ", ".join(get_args(Fallback))
+    raise BadRequest(
+        f"{FALLBACK} is {words} or max_slowdown=NUMBER with a number above 0, not {value!r:.40}", param=FALLBACK
     )
 
 

@@ -5,9 +5,9 @@ Unknown fields are errors: a field that is silently ignored is a promise broken.
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from blockrelay.protocol.messages import Fallback
+from blockrelay.protocol.encoding.fallback_policy import Fallback
 
 
 def _whole(value: object) -> object:
@@ -22,6 +22,27 @@ class Strict(BaseModel):
     """A model that converts no value to another type and refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+class MaxSlowdown(Strict):
+    """A value of `fallback`: a CPU takes over only where it is predicted to be fast enough."""
+
+    max_slowdown: float = Field(
+        gt=0,
+        allow_inf_nan=False,
+        description="a CPU goes on if the stage is predicted to take at most that many times as long there as on the "
+        "GPU that failed; else, or where nothing is predicted, the request ends with an error",
+    )
+
+
+def _form_of(fallback: object) -> str:
+    """Returns the tag of the form that a value of `fallback` has, so that an error is about that form alone."""
+    return "an object" if isinstance(fallback, dict | MaxSlowdown) else "a word"
+
+
+AnyFallback = Annotated[
+    Annotated[Fallback, Tag("a word")] | Annotated[MaxSlowdown, Tag("an object")], Discriminator(_form_of)
+]
 
 
 class SamplingFields(Strict):
@@ -63,10 +84,11 @@ class SamplingFields(Strict):
     exact: bool | None = Field(
         default=None, description="on no device whose bits vary; end rather than go on under another numerics id"
     )
-    fallback: Fallback | None = Field(
+    fallback: AnyFallback | None = Field(
         default=None,
         description="when a GPU fails: allow (default; a CPU goes on from KV pages at hand), recompute (it computes "
-        "the prompt anew), or deny (the request waits for a GPU, and ends with an error when none comes)",
+        "the prompt anew), deny (the request waits for a GPU, and ends with an error when none comes), or "
+        '{"max_slowdown": 2.0} (as allow where a CPU is predicted to take at most twice as long, else an error)',
     )
     trace: bool | None = Field(
         default=None, description="every stage tells what it does for the request: GET /v1/requests/{id}/trace"

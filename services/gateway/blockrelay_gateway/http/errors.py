@@ -21,6 +21,7 @@ from blockrelay.errors import (
     DeadlineExceeded,
     ExecutionError,
     FallbackDenied,
+    FallbackTooSlow,
     ForeignOrigin,
     KeyReused,
     LimitExceeded,
@@ -63,6 +64,7 @@ _BY_TYPE: tuple[tuple[type[BlockrelayError], int, str, str | None, str], ...] = 
     (Cancelled, 499, "cancelled_error", "cancelled", "cancelled"),
     (NumericsChanged, 500, "server_error", "numerics_changed", "failed"),
     (FallbackDenied, 500, "server_error", "fallback_denied", "failed"),
+    (FallbackTooSlow, 500, "server_error", "fallback_too_slow", "failed"),
     (ExecutionError, 500, "server_error", "execution_failed", "failed"),
     (BlockrelayError, 500, "server_error", None, "failed"),
 )

@@ -14,6 +14,7 @@ from blockrelay.errors import (
     DeadlineExceeded,
     ExecutionError,
     FallbackDenied,
+    FallbackTooSlow,
     NumericsChanged,
 )
 from blockrelay.protocol.messages import EndEntry, LogEntry, TokenEntry, TokenLogprobs
@@ -116,6 +117,8 @@ def failure(end: EndEntry) -> BlockrelayError | None:
             return NumericsChanged(message)
         case "error" if end.meta.get("code") == "fallback_denied":
             return FallbackDenied(message)
+        case "error" if end.meta.get("code") == "fallback_too_slow":
+            return FallbackTooSlow(message, block=end.meta.get("failed_block"))
         case "error" if end.meta.get("code") == "step":
             return Conflict(message, param="step")
         case "error":

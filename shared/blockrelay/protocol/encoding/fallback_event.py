@@ -1,8 +1,10 @@
 """The event that a stage moved from a device that failed to another one, in the terminal entry of a log."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+from blockrelay.errors import WireError
 from blockrelay.protocol.encoding.checks import count, entries, flag, items, reading, text
 
 #: Largest block number that is accepted: more than any model has.
@@ -22,12 +24,15 @@ class FallbackEvent:
     position: int | None = None  # committed tokens at the failure; None in the answer of RERUN
     rows_recomputed: int | None = None  # known tokens that the next run computed again; None before it did
     error_code: str | None = None  # one of `errors.ErrorCode`; None if the device named none
+    predicted_slowdown: float | None = None  # seconds of the stage on the target for one on the source; None: unknown
+    seen_slowdown: float | None = None  # the same as workers measured it, known at the end of the request
 
     @classmethod
     def decode(cls, value: object) -> "FallbackEvent":
         """Reads the parsed JSON of an event as scripts write it. Raises WireError for anything else.
 
-        Keys that differ from the fields: `from`, `to`, `rows`, and `blocks`, the numbers of the first and last block.
+        Keys that differ from the fields: `from`, `to`, `rows`, `predicted`, `seen`, and `blocks`, the numbers of the
+        first and last block.
         """
         with reading("a fallback event"):
             m = entries(value)
@@ -41,6 +46,8 @@ class FallbackEvent:
                 rows_recomputed=count(m["rows"]) if "rows" in m else None,
                 blocks=_blocks(items(m["blocks"])),
                 error_code=text(m["error_code"]) if "error_code" in m else None,
+                predicted_slowdown=_slowdown(m.get("predicted")),
+                seen_slowdown=_slowdown(m.get("seen")),
             )
 
     @property
@@ -48,11 +55,21 @@ class FallbackEvent:
         """The coarse reason that metrics use as label: `gpu_error` for all GPU errors, else `reason` itself."""
         return "gpu_error" if self.reason.startswith("gpu_") else self.reason
 
-    def to_json(self) -> dict[str, str | bool | int | list[str] | None]:
-        """Returns the event as it appears in answers to clients."""
+    def to_json(self) -> dict[str, str | bool | int | float | list[str] | None]:
+        """Returns the event as it appears in answers to clients; a slowdown that is not known is left out."""
         moved = {"block_id": self.block_id, "blocks": list(self.blocks), "from": self.source, "to": self.target}
         why = {"reason": self.reason, "error_code": self.error_code, "success": self.success}
-        return {**moved, **why, "position": self.position, "rows_recomputed": self.rows_recomputed}
+        slowdowns = {"predicted_slowdown": self.predicted_slowdown, "seen_slowdown": self.seen_slowdown}
+        known = {name: value for name, value in slowdowns.items() if value is not None}
+        return {**moved, **why, "position": self.position, "rows_recomputed": self.rows_recomputed, **known}
+
+
+def _slowdown(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise WireError(f"{value!r:.40} is no slowdown")
+    return float(value)
 
 
 def _blocks(ends: list[Any]) -> tuple[str, ...]:

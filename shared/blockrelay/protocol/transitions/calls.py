@@ -370,6 +370,14 @@ def publish_plan(model: str, *, replaces_epoch: int, inputs: str, route_class: s
     return Call("plan", arguments, int)
 
 
+def publish_slowdowns(model: str, slowdowns: Mapping[str, float]) -> Call[int]:
+    """Publishes how many times as long stages take on a CPU as on a GPU, by first and last block, `3-5`.
+
+    The result is the epoch of the plan in force, which stays the same.
+    """
+    return Call("plan", {"model": model, "slowdowns": json.dumps(slowdowns, separators=(",", ":"))}, int)
+
+
 def upgrade(spoken: int, target: int) -> Call[bool]:
     """Raises the protocol number of the cell from `spoken` to `target`; False if it is no longer `spoken`."""
     return Call("upgrade", {"from": spoken, "to": target}, lambda answer: int(answer) == 1)

@@ -5,7 +5,7 @@
 -- needs: requests/record, queue/outstanding, requests/timeline, requests/tensor_results, queue/fair_queue, workers/fleet, queue/wait_forecast
 -- Arguments: request, model, pages_needed, deadline_ms (0: none), body, prompt_tokens, max_tokens,
 --   fingerprint ('' without a key), retention_s (0: the cell's), tenant, its weight, priority,
---   exact (never under another numerics id, nor on nondeterministic devices), fallback (deny | recompute; nothing: allow),
+--   exact (never under another numerics id, nor on nondeterministic devices), fallback (deny | recompute | max:<limit>; nothing: allow),
 --   reader (gateway that will read a request that exists; '': none does), result_bytes (0: none),
 --   confirm (write even if the request exists: WAIT follows), limits (blockrelay.protocol.transitions.calls.Limits and
 --   `in_flight`; 0 is no limit, except for `in_flight`), session (calls.SessionStep) or nothing, binding (calls.Binding) or nothing

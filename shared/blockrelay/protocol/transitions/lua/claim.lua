@@ -11,7 +11,7 @@
 -- A request that denies fallbacks and whose GPU failed waits for GPUs for all stages that had one; a scheduler ends it when
 -- none come.
 -- Keeps I3, I4 (reservations), I11 (first runs by rank), I13, I15 (which pages are private), I16, I17.
--- needs: requests/record, requests/timeline, requests/provenance, requests/finish, queue/fair_queue, workers/fleet, workers/serving, workers/routes
+-- needs: requests/record, requests/timeline, requests/provenance, requests/finish, queue/fair_queue, workers/fleet, workers/serving, workers/routes, workers/spill
 -- Arguments: worker, free_pages (of a worker of the whole model), runs (random run ids, one for each job that it may get)
 -- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, quarantined, leading tokens whose KV pages may be
 --   reused at most (-1: any), body, {committed tokens}, milliseconds until its deadline (-1: none), runs before this one,
@@ -93,7 +93,11 @@ local function give(r)
   for block in string.gmatch(r.denied_block, '%d+') do
     if not has_gpu(tonumber(block)) then return true end
   end
-  local route = find_route(reserve, r.pages_needed, failed_blocks(r), pure, pinned(r) and id_of(r.numerics) == me.numerics)
+  local keeps = pinned(r) and id_of(r.numerics) == me.numerics
+  local spill = not pure and may_spill(r) and function(s, gpus, cpus)
+    return within_limit(r, s) and sooner_on_cpu(s, gpus, cpus, reserve, r.pages_needed)
+  end
+  local route = find_route(reserve, r.pages_needed, failed_blocks(r), pure, keeps, spill)
   if not route then
     -- A request with tokens whose pool is another worker's is not overtaken: this one would go on filling the later workers.
     local elsewhere = #me.stages > 1 and r.committed > 0 and r.pages_needed > me.pages and is_served(me.numerics, r)
@@ -255,5 +259,20 @@ for _, class in ipairs(classes()) do
   if #urgent + #front > 0 and takes(class, chance) then
     if not staffed(chance) or give_first_runs(where, urgent) or give_queue(where, front) then return answer end
   end
+end
+
+-- First runs that wait for GPUs and end sooner here. Those before them end sooner on a GPU and keep their ranks, and the virtual
+-- time stays with what GPUs claim.
+local waiting = me.device == 'cpu' and redis.call('ZCARD', P .. 'queue:' .. me.model .. ':gpu') or 0
+local gpus = waiting > 0 and staffed(chance) and first_gpus(chance) or {}
+while #gpus > 0 and #answer < max_requests do
+  measure(0, gpus, {me})
+  local before, given = spills_behind(me, gpus), #answer
+  if not before then break end
+  for _, id in ipairs(redis.call('ZRANGE', P .. 'queue:' .. me.model .. ':gpu', before, before + PASSED - 1)) do
+    local r = #answer == given and read_record(id)
+    if r and r.state == 'queued' and may_spill(r) and within_limit(r, 0) and not give(r) then return answer end
+  end
+  if #answer == given then break end
 end
 return answer

@@ -1,10 +1,10 @@
 -- Queues a request again after a failed run, in quarantine if it ended workers; ends it as poison if it ended too many.
--- needs: requests/finish, requests/timeline, requests/dead_letters
+-- needs: requests/finish, requests/timeline, requests/dead_letters, workers/slowdown
 
 -- Returns the process that a worker is in, its id without the nonce; nil: the id has no such form.
 local function process_of(worker) return string.match(worker, '^(.+:%d+):[^:]+$') end
 
--- Returns the stages that a `failure` takes from GPUs, {stage, block_id, first, last} each: the stage that failed, and those of
+-- Returns the stages that a `failure` takes from GPUs, {stage, block_id, first, last, us (of a step there)} each: the stage that failed, and those of
 -- the same process for which `failure.lost(worker)` is true. `block_id` is the block that the failure names, in the stage that
 -- has it, and the first block of any other stage.
 local function fallen(r, failure)
@@ -18,20 +18,39 @@ local function fallen(r, failure)
       if s == failed and not first then first, last = named, named end
       if first and (s == failed or v[3] == 'gpu') then
         local block = first <= named and named <= last and failure.block or 'block_' .. first
-        found[#found + 1] = {stage = s, block_id = block, first = first, last = last}
+        found[#found + 1] = {stage = s, block_id = block, first = first, last = last, us = measured_us(w, first, last)}
       end
     end
   end
   return found
 end
 
+-- Returns why the policy of a request, `max:<limit>`, keeps CPUs from `stages` that GPUs had, as {block, message}; nil: it does
+-- not. `predicted`: the slowdowns that schedulers predict.
+local function too_slow(r, stages, predicted)
+  local limit = string.match(r.fallback, '^max:(.+)$')
+  for _, one in ipairs(limit and stages or {}) do
+    local blocks = string.format('%d-%d', one.first, one.last)
+    local ratio, asked = predicted[blocks], ' and the request allows a max_slowdown of ' .. string.format('%.10g', tonumber(limit))
+    if not ratio then
+      return {one.block_id, 'a GPU failed at ' .. one.block_id .. asked .. ', but how slow a CPU would be is not known for blocks '
+        .. blocks .. ': no CPU worker has them, or one of both has neither measured times nor a profile'}
+    elseif ratio > tonumber(limit) then
+      return {one.block_id, 'a GPU failed at ' .. one.block_id .. asked .. ', but a CPU is predicted to take '
+        .. string.format('%.4g', ratio) .. ' times as long for blocks ' .. blocks}
+    end
+  end
+end
+
 -- Adds one fallback event for each of `stages` to the record and returns them. `at`: the log's length now; `blocks`: the first
--- and the last of the stage. COMMIT adds `rows`, and the end of the request sets `success`.
-local function add_fallbacks(r, stages, reason, code)
+-- and the last of the stage; `predicted`: how many times as long it is expected to take; `us`: of a step on the GPU. COMMIT adds
+-- `rows`, and the end of the request sets `success` and `seen`.
+local function add_fallbacks(r, stages, reason, code, predicted)
   local list, added = r.fallbacks ~= '' and cjson.decode(r.fallbacks) or {}, {}
   for i, one in ipairs(stages) do
+    local ratio = predicted[string.format('%d-%d', one.first, one.last)]
     added[i] = {block_id = one.block_id, blocks = {one.first, one.last}, from = 'GPU', to = 'CPU', reason = reason,
-      error_code = code, at = r.committed, success = false}
+      error_code = code, at = r.committed, success = false, predicted = ratio and told_slowdown(ratio), us = one.us}
     list[#list + 1] = added[i]
   end
   r.fallbacks = cjson.encode(list)
@@ -53,7 +72,7 @@ end
 -- `failure` is a GPU's, or nil: {block (where it failed), stage (nil: the first), reason and code (for its fallback events;
 -- nil: as `reason`, not known), lost (function: whether another worker of its process failed too)}. The next route has a CPU
 -- for each stage that failed and does not wait for a worker of the numerics id; a request that denies fallbacks waits for GPUs
--- for all stages that had one.
+-- for all stages that had one, and one that limits the slowdown ends where a CPU is predicted to be slower.
 -- `found`: leading tokens that have KV pages in the stage that lacked some, or that left its GPU (nil: not known); until it has
 -- a new token the next run reuses no more of them in any stage.
 -- `tried`: the request that a dead worker ran alone, or nil; with it no other request is to blame.
@@ -84,6 +103,13 @@ local function rerun(r, reason, failure, tried, found)
   for _, f in ipairs({'deaths', 'quarantine_deaths', 'attempts'}) do set[#set + 1] = f; set[#set + 1] = r[f] end
   set[#set + 1] = 'deaths_at'; set[#set + 1] = r.committed
   local stages = failure and fallen(r, failure) or {}
+  local predicted = failure and predicted_slowdowns(r.model) or {}
+  local refused = too_slow(r, stages, predicted)
+  if refused then
+    timeline_event(r.id, 'd' .. refused[1])
+    finish(r, 'error', cjson.encode({error = refused[2], code = 'fallback_too_slow', failed_block = refused[1]}))
+    return {}
+  end
   if r.steps > 0 then
     local on_gpus, on_cpus = executed(r)
     for _, v in ipairs({'steps', 0, 'gpu_executed', on_gpus, 'cpu_executed', on_cpus}) do set[#set + 1] = v end
@@ -98,7 +124,7 @@ local function rerun(r, reason, failure, tried, found)
     local since = r.denied_ms > 0 and r.denied_ms or NOW
     for _, v in ipairs({'denied_block', gpus_of(r.route, failure.block), 'denied_ms', since}) do set[#set + 1] = v end
   elseif failure then
-    events = add_fallbacks(r, stages, failure.reason or reason, failure.code)
+    events = add_fallbacks(r, stages, failure.reason or reason, failure.code, predicted)
     for _, one in ipairs(stages) do
       if one.stage == 1 then r.class = 'cpu' end
     end

@@ -1,9 +1,19 @@
 -- The end of a request.
--- needs: workers/reservations, queue/outstanding, queue/rerun_queue, requests/ended, requests/tensor_results
+-- needs: workers/reservations, workers/slowdown, queue/outstanding, queue/rerun_queue, requests/ended, requests/tensor_results
+
+-- Returns the microseconds of a step of blocks `first` to `last` on the CPU that has them in the route; nil if not known.
+local function stand_in_us(r, first, last)
+  for _, w in ipairs(members(r.route)) do
+    local on_cpu = redis.call('HGET', P .. 'worker:' .. w, 'device') == 'cpu'
+    local us = on_cpu and measured_us(w, first, last)
+    if us then return us end
+  end
+end
 
 -- Returns the fallback events of a request that ends now, as JSON, each with its `success`: whether the CPU computed the stage
 -- that failed on the GPU. It did if a token was committed after the failure, or if the end is a good one. `position`: the
--- log's length at the failure; `rows`: known tokens that the next run computed again (absent: not known).
+-- log's length at the failure; `rows`: known tokens that the next run computed again (absent: not known); `seen`: how many
+-- times as long a step of the stage takes on the CPU as it took on the GPU (absent: not measured on both).
 local function judged_fallbacks(r, reason)
   if r.fallbacks == '' then return '' end
   local good = reason == 'stop' or reason == 'length' or reason == 'tensor'
@@ -11,6 +21,8 @@ local function judged_fallbacks(r, reason)
   for _, event in ipairs(list) do
     event.success = good or r.committed > (event.at or 0)
     event.position, event.at = event.at, nil
+    local us = event.success and event.us and stand_in_us(r, event.blocks[1], event.blocks[2])
+    event.seen, event.us = us and told_slowdown(us / event.us) or nil, nil
   end
   return cjson.encode(list)
 end

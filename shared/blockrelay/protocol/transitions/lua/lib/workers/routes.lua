@@ -131,6 +131,7 @@ local function least_loaded(list, need, most)
   return best
 end
 
+-- Returns the workers of `list` that do not have a mark, `varies` or `retires`.
 local function without(mark, list)
   local found = {}
   for _, c in ipairs(list) do
@@ -141,7 +142,7 @@ end
 
 -- Returns the workers that may compute stage `s` of a request: CPUs if one of its blocks failed on a GPU, else GPUs; those of
 -- the other kind if there are none. With `pure` only deterministic ones. With `keeps`, for a request with tokens of this
--- worker's numerics id, also those that retire.
+-- worker's numerics id, also those that retire. The second value: those of the other kind, if these are the first choice.
 local function allowed(s, failed, pure, keeps)
   local gpu, cpu = candidates[s].gpu, candidates[s].cpu
   if pure then gpu, cpu = without('varies', gpu), without('varies', cpu) end
@@ -150,7 +151,8 @@ local function allowed(s, failed, pure, keeps)
   for _, block in ipairs(failed) do
     if me.stages[s + 1][1] <= block and block <= me.stages[s + 1][2] then first, second = cpu, gpu end
   end
-  return #first > 0 and first or second
+  if #first > 0 then return first, second end
+  return second, {}
 end
 
 -- Whether a live GPU could compute the stage of `block`.
@@ -165,12 +167,15 @@ local function has_gpu(block)
 end
 
 -- Returns a worker for each stage, `me` first; nil when a stage has no allowed worker that `has_room`. `failed`: numbers of the
--- blocks that failed on a GPU; `pure` and `keeps` are those of `allowed`.
-local function find_route(need, most, failed, pure, keeps)
+-- blocks that failed on a GPU; `pure` and `keeps` are those of `allowed`. `spill(s, gpus, cpus)`, for a request that may spill:
+-- the CPU on which it ends sooner, or nil.
+local function find_route(need, most, failed, pure, keeps, spill)
   if not has_room(me, need, most) or (pure and me.varies) then return nil end
   local route = {me}
   for s = 1, #me.stages - 1 do
-    local chosen = least_loaded(allowed(s, failed, pure, keeps), need, most)
+    local list, others = allowed(s, failed, pure, keeps)
+    local chosen = spill and #others > 0 and list[1].device == 'gpu' and spill(s, list, others)
+      or least_loaded(list, need, most)
     if not chosen then return nil end
     route[#route + 1] = chosen
   end
