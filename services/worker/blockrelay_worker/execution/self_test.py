@@ -11,7 +11,7 @@ itself can show. The same check chooses the variant of the linear layers.
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -80,12 +80,12 @@ def answer(executor: StageExecutor, block: int) -> str:
     return digest.hexdigest()
 
 
-def first_mismatch(executor: StageExecutor) -> str | None:
-    """Returns the name of the first block of the stage whose output differs from its known answer, or None.
+def first_mismatch(executor: StageExecutor, blocks: Iterable[int] | None = None) -> str | None:
+    """Returns the name of the first of `blocks` (None: all of the stage) that does not give its known answer, or None.
 
     Blocks without a stored answer are skipped. Takes pages and raises errors as `answer` does.
     """
-    for block in range(executor.first_block, executor.last_block + 1):
+    for block in range(executor.first_block, executor.last_block + 1) if blocks is None else blocks:
         spec = executor.folder.manifest.block(block)
         if spec.known_answer is not None and answer(executor, block) != spec.known_answer:
             return spec.name

@@ -154,9 +154,7 @@ class StageService:
             self._close_stage()
         blocks = assignment.blocks
         with self._metrics.load_seconds.time():
-            elsewhere = self._device or self._folder.model.onnx_blocks is not None  # another process reads the files
-            read = range(0) if elsewhere else range(blocks.first, blocks.last + 1)
-            folder = open_block_folder(self._settings.model, blocks=read)
+            folder = open_block_folder(self._settings.model, blocks=())  # who reads a block checks it
             with self._device.refusal_is_loss() if self._device else nullcontext():
                 pages = self._pages(folder, blocks)
                 executor = self._executors.load(folder, blocks.first, blocks.last, pages=pages)
@@ -300,8 +298,8 @@ class StageService:
     def _successor(self, role: StageRole, blocks: Stage) -> "StageService | Literal['later'] | None":
         """Returns the service that follows this one, with these blocks, or that it is too early for one.
 
-        None where this process would then have three of them, and if there is no memory for both, weights and KV pages:
-        all workers of the model on this machine may need as much at the same moment.
+        None where this process would then have three of them, and if there is no memory for both, KV pages and weights
+        of blocks that it has not loaded: all workers of the model on this machine may need as much at the same moment.
         """
         workers = read_workers(self._links.control, self._links.keys, self._model)
         before = next((worker for worker in workers if worker.id == self._succeeds), None)
@@ -312,11 +310,9 @@ class StageService:
                 return "later"  # its requests are passed on to this one, or would have no route
             self.is_overtaken = True
             return None
-        manifest = self._folder.manifest
-        files = [manifest.files[manifest.blocks[block - 1].file] for block in range(blocks.first, blocks.last + 1)]
         kv = layout_of(self._folder, blocks.first, blocks.last).bytes_per_page * self._pages(self._folder, blocks)
         here = {worker.pid for worker in workers if worker.node == host_name()}
-        needed = sum(file.bytes for file in files) + kv
+        needed = self._executors.bytes_to_load(self._folder.manifest, blocks.first, blocks.last) + kv
         if needed > available_bytes() * BESIDE_SHARE / max(1, len(here)):
             return None
         return StageService(self._parts, succeeds=role.worker_id)
