@@ -24,7 +24,7 @@ from blockrelay.errors import UsageError
 from blockrelay.quantities import counted, format_quantity
 from blockrelay.text.text_file import read_text_file
 from blockrelay_converter.checkpoint.source import CheckpointSource, read_source
-from blockrelay_converter.quantisation.calibration_record import CalibrationRecord, read_record
+from blockrelay_converter.quantisation.calibration_record import REPORT_NAME, CalibrationRecord, read_record
 from blockrelay_converter.rotary import Rotation
 
 #: What two models may differ in and have equal blocks, and the context, which has a message of its own.
@@ -153,7 +153,8 @@ class Like:
         """Returns what the result shares with the folder, in a line for people."""
         root, blocks = self.folder.root, counted(self.folder.model.blocks, "block")
         if not self.shared:
-            return f"0 of {blocks} shared with {root}: all differ from what it was made of"
+            lost = "" if self.record else f", or calibrated and lost {REPORT_NAME}"
+            return f"0 of {blocks} shared with {root}: it was made of other tensors{lost}"
         size = sum(self.manifest.block_file(index).bytes for index in self.shared)
         if self.linked_bytes < size:
             return f"{len(self.shared)} of {blocks} equal to those of {root}, as copies: no links lead there"

@@ -29,8 +29,8 @@ class CalibratedBlock:
     file: str
     """The SHA-256 of its file."""
     errors: Mapping[str, Any]
-    """By the kind of each calibrated linear layer: the relative error of its output `before` and `after`, and the
-    `share` of smoothing."""
+    """Relative error of the output of each calibrated linear layer, `before` and `after`, and its `share` of smoothing,
+    by the layer's kind."""
 
 
 @dataclass(frozen=True, slots=True)
