@@ -82,7 +82,7 @@ def convert(
     """
     if like is None:
         checked = read_source(checkpoint, name=name, max_position=max_position)
-        precisions = parse_precisions(precision or DEFAULT_PRECISION, checked.model.blocks)
+        precisions = parse_precisions(DEFAULT_PRECISION if precision is None else precision, checked.model.blocks)
         basis = basis or basis_of(precisions)
     else:
         precisions, basis = like.precisions(precision), like.manifest.basis
