@@ -103,12 +103,13 @@ def convert(
         calibration = _calibration_of(like, source, rotation)
     passes = 1 + 2 * (calibration is not None)
     total = source.total_bytes() * passes + sum(source.block_bytes(index) for index in answered)
-    for line in checked.notes:
-        note(line)
     if like is not None:
         like.check_rotation(rotation)
         like.verify()
-    elif "w4a8" in precisions and calibration is None and texts.tokenizer is not None and not source.on_grid():
+    for line in checked.notes:
+        note(line)
+    rounds = like is None and calibration is None and "w4a8" in precisions
+    if rounds and texts.tokenizer is not None and not source.on_grid():
         note(_UNCALIBRATED)
     with staged_folder(out, force=force) as folder:
 
