@@ -13,6 +13,7 @@ from blockrelay_converter import __main__ as convert
 from blockrelay_converter import analyse
 from blockrelay_launcher.cli.main import app
 from blockrelay_scheduler.plan_command import __main__ as plan_command
+from blockrelay_scheduler.plan_command import precision
 from blockrelay_worker.offline import devices, evaluate, generate, gpu_report
 from docs.generate.tables import table
 
@@ -35,6 +36,7 @@ _OTHER_SERVICES: dict[str, typer.Typer] = {
     "devices": devices.app,
     "gpu-report": gpu_report.app,
     "plan": plan_command.app,
+    "precision": precision.app,
 }
 #: What stands for a value where the option does not say.
 _WORDS = {str: "TEXT", int: "N", float: "X", Path: "PATH"}

@@ -43,7 +43,7 @@ DEVELOPERS = frozenset({
     "inject_speed", "keep_alive_s", "kv_overcommit", "local_rows", "max_retry_attempts", "max_rows",
     "max_warm_sessions", "node_id", "numerics_wait_s", "page_store_folder", "page_store_ttl_s", "per_block",
     "prompt_tokens_per_s", "raise_protocol", "replan_after_s", "replan_every_s", "replan_gain",
-    "session_timeout_s", "stalled_after_s", "step_target_s", "tick_s",
+    "sequential", "session_timeout_s", "stalled_after_s", "step_target_s", "tick_s",
     "use_graph_cache", "vacancy_s", "warm_session_bytes",
 })  # fmt: skip
 

@@ -14,12 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.protocol.encoding.request_ids import own_id
-from blockrelay.protocol.keys import Keys
-from blockrelay.redis.client import connect
-from blockrelay.redis.registry import read_workers
-from blockrelay.up_file import read_running
 from tests.support.systems.up_process import UpProcess, planned, run_command, running_up
 from tests.support.waiting import wait_until
 
@@ -59,21 +54,6 @@ def change_plan(up: UpProcess, *arguments: str) -> str:
 def served(up: UpProcess) -> list[str]:
     """The stages of every registered worker, in the order of blocks."""
     return sorted(f"{worker['first']}-{worker['last']}" for worker in up.status()["workers"])
-
-
-def moving(up: UpProcess) -> int:
-    """The process of a worker that has a successor, as soon as there is one."""
-    assert up.data is not None
-    running, found = read_running(up.data), list[int]()
-    model, keys = open_block_folder(running.model, blocks=[]).model_key, Keys(running.cell)
-    with connect(running.redis_url) as client:
-
-        def look() -> bool:
-            found.extend(worker.pid for worker in read_workers(client, keys, model) if worker.succeeds)
-            return bool(found)
-
-        wait_until(look, "a worker has a successor", poll_s=0.001)
-    return found[0]
 
 
 def runs(up: UpProcess, answer: dict[str, Any]) -> list[dict[str, Any]]:
@@ -138,7 +118,7 @@ def test_a_worker_that_dies_while_it_moves_takes_nothing_with_it(
     with running_up(tiny_model, "--stages", "2", data=tmp_path / "d") as up:
         with asked(up) as answers, ThreadPoolExecutor(1) as operator:
             change = operator.submit(change_plan, up, "apply", str(uneven))
-            os.kill(moving(up), signal.SIGKILL)
+            os.kill(up.pid_of_successor(), signal.SIGKILL)
             assert change.result() == "1-1,2-5"
             assert tokens_of([answer.result() for answer in answers]) == alone
         wait_until(lambda: served(up) == ["1-1", "2-5"] and not up.status()["missing"], "all is there again")

@@ -18,6 +18,7 @@ OTHER_SERVICES: Mapping[str, tuple[str, Extra]] = {
     "devices": ("blockrelay_worker.offline.devices", "worker"),
     "gpu-report": ("blockrelay_worker.offline.gpu_report", "worker"),
     "plan": ("blockrelay_scheduler.plan_command", "scheduler"),
+    "precision": ("blockrelay_scheduler.plan_command.precision", "scheduler"),
     "analyse": ("blockrelay_converter.analyse", "worker"),
 }
 

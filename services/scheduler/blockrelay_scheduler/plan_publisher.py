@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from blockrelay.observability import logs
@@ -99,16 +99,20 @@ class PlanPublisher:
     def _begin(self) -> None:
         """Enters the stages of our settings in the history, unless its newest entry from settings has the same.
 
+        The block folder stays that of the newest entry.
+
         What `plan apply` entered after the same settings stays in force, also where it has pushed their entry out.
         `_entry` stays None if another scheduler appended an entry at the same moment.
         """
         history = plan_history.read_history(self.link.client, self.link.keys, self.model)
         given = next((entry for entry in history if entry.origin == "settings"), None)
         forgotten = given is None and len(history) == plan_history.KEPT
-        if forgotten or (given is not None and given.planned.serves_as(self.planned)):
+        if forgotten or (given and given.planned.serves_as(replace(self.planned, folder=given.planned.folder))):
             self._entry = history[0]
         else:
-            self._append(self.planned, "settings", self.name, behind=history[0].id if history else "")
+            newest = history[0] if history else None
+            planned = replace(self.planned, folder=newest.planned.folder if newest else "")
+            self._append(planned, "settings", self.name, behind=newest.id if newest else "")
 
     def _append(self, planned: PlannedSplit, origin: Origin, who: str, *, behind: str) -> None:
         added = plan_history.append(

@@ -37,7 +37,7 @@ from blockrelay.block_folder.model import (
     is_head_dim,
     ungroupable,
 )
-from blockrelay.block_folder.precisions import format_precisions, parse_precisions
+from blockrelay.block_folder.precisions import format_precisions, kv_cache_layout, parse_precisions
 from blockrelay.block_folder.strict_json import Fields
 from blockrelay.errors import BlockFolderError, UsageError
 
@@ -141,6 +141,11 @@ class Manifest:
     def precision(self) -> str:
         """The precisions as one text: `w8a8`, or `w8a8,block_33=fp32`."""
         return format_precisions(self.precisions)
+
+    @property
+    def kv_cache_layout(self) -> str:
+        """The numbers in KV pages: `fp16` or `fp32`. It follows from the precisions."""
+        return kv_cache_layout(self.precisions)
 
     def precision_of(self, index: int) -> Precision:
         """Returns the precision of block `index`, 1 to N."""

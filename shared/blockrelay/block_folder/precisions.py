@@ -71,3 +71,8 @@ def all_exact(precisions: Sequence[Precision]) -> bool:
 def kv_item_bytes(precisions: Sequence[Precision]) -> int:
     """Returns the bytes of one number in a KV page: 4 (float32) if all blocks are fp32, else 2 (float16)."""
     return 4 if all(precision == "fp32" for precision in precisions) else 2
+
+
+def kv_cache_layout(precisions: Sequence[Precision]) -> str:
+    """Returns the name of the numbers in a KV page: `fp32` if all blocks are fp32, else `fp16`."""
+    return "fp32" if kv_item_bytes(precisions) == 4 else "fp16"

@@ -6,7 +6,7 @@ The scheduler computes plans in `blockrelay_scheduler.planning`.
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Any, Final, Literal, get_args
 
@@ -14,6 +14,7 @@ from blockrelay.errors import UsageError
 from blockrelay.protocol.block_times import BlockTimes
 from blockrelay.protocol.capabilities import Capabilities, Pace
 from blockrelay.protocol.constants import DEAD_AFTER_MS
+from blockrelay.protocol.served_folder import ServedFolder, folders_from_json
 
 #: Kinds of devices: of workers, of the routes of requests, and of queues. The Lua scripts spell these names too.
 Device = Literal["cpu", "gpu"]
@@ -75,10 +76,24 @@ class Plan:
     reasons: tuple[str, ...]  # one sentence per stage
     devices: tuple[tuple[str, ...], ...] = ()  # per stage, ids of the devices that are to run it; none: any
     source: str = ""  # the origin of the split
+    folder: str = ""  # key of the block folder that workers are to serve; "": that with which they started
+    #: Keys of block folders by worker id, of those workers that serve another one for now.
+    other_folders: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def folder_of(self, worker_id: str) -> str:
+        """Returns the key of the block folder that a worker is to serve; "": that with which it started."""
+        return self.other_folders.get(worker_id, self.folder)
 
     def to_json(self) -> str:
-        """Returns the plan as the JSON that `plan:<model>` holds; `from_redis` is the inverse."""
-        return json.dumps(asdict(self), sort_keys=True)
+        """Returns the plan as the JSON that `plan:<model>` holds; `from_redis` is the inverse.
+
+        Fields of block folders are left out where all workers serve that with which they started, so that services of a
+        release that did not know them read the plan.
+        """
+        fields = asdict(self)
+        if not self.folder and not self.other_folders:
+            del fields["folder"], fields["other_folders"]
+        return json.dumps(fields, sort_keys=True)
 
     @classmethod
     def from_redis(cls, fields: Mapping[bytes, bytes]) -> "Plan | None":
@@ -93,8 +108,9 @@ class Plan:
         return cls(**data)
 
 
-#: A worker's state, as people see it. `loading`: not ready yet, with a stage or without.
-WorkerState = Literal["loading", "ready", "draining", "silent"]
+#: A worker's state, as people see it. `loading`: not ready yet, with a stage or without. `retiring`: it takes no new
+#: requests, because the plan gives it another block folder, and goes on with those that it has begun.
+WorkerState = Literal["loading", "ready", "retiring", "draining", "silent"]
 WORKER_STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 
 
@@ -134,6 +150,11 @@ class WorkerInfo:
     threads: int = 1  # of its kernels
     loads_beside: bool = False  # it can load another stage beside the one that it serves
     succeeds: str = ""  # id of the worker in the same process that serves until this one does; "": none
+    folder: str = ""  # key of the block folder that it serves, or will serve when it is ready
+    folders: tuple[ServedFolder, ...] = ()  # those that it can serve
+    retires: bool = False  # it takes only requests that have tokens of its numerics id
+    held_bytes: int = 0  # weights and KV pages of its stage
+    free_bytes: int = 0  # memory of its machine that was free when it had loaded them
 
     @property
     def whole_model_only(self) -> bool:
@@ -160,6 +181,8 @@ class WorkerInfo:
             return "silent"
         if self.draining:
             return "draining"
+        if self.retires:
+            return "retiring"
         return "ready" if self.ready else "loading"
 
     @classmethod
@@ -208,6 +231,11 @@ class WorkerInfo:
             threads=max(1, integer(b"threads")),
             loads_beside=b"loads_beside" in f,
             succeeds=f.get(b"succeeds", b"").decode(),
+            folder=f.get(b"folder", b"").decode(),
+            folders=folders_from_json(f.get(b"folders")),
+            retires=b"retires" in f,
+            held_bytes=integer(b"held_bytes"),
+            free_bytes=integer(b"free_bytes"),
         )
 
 
@@ -227,9 +255,16 @@ def missing_stages(plan: Plan | None, workers: Sequence[WorkerInfo]) -> list[str
     ]
 
 
-def is_served(split: str, workers: Sequence[WorkerInfo]) -> bool:
-    """Returns whether each stage of `split` has one of `workers` that is ready."""
-    return not _unserved(split, workers)
+def is_served(split: str, workers: Sequence[WorkerInfo], *, numerics: str | None = None) -> bool:
+    """Returns whether each stage of `split` has one of `workers` that is ready, so that they could form a route.
+
+    Deterministic workers of a route have one numerics id: `numerics`, or any if that is None.
+    """
+    steady = {w.numerics for w in workers if not w.varies} or {""}
+    return any(
+        not _unserved(split, [w for w in workers if w.varies or w.numerics == one])
+        for one in (steady if numerics is None else {numerics})
+    )
 
 
 def _unserved(split: str, workers: Sequence[WorkerInfo]) -> dict[int, Stage]:

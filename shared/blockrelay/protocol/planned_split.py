@@ -40,6 +40,7 @@ class PlannedSplit:
     reasons: tuple[str, ...]  # one sentence per stage
     devices: tuple[tuple[str, ...], ...]  # per stage, device ids, or ANY_GPU and ANY_CPU; none: any device
     classes: tuple[str, ...] = ()  # per stage, the class of device that the plan names; "" or no classes: it names none
+    folder: str = ""  # key of the block folder that workers are to serve; "": that with which they started
 
     @property
     def told_classes(self) -> tuple[str, ...]:
@@ -63,8 +64,8 @@ class PlannedSplit:
         return self.stages[-1].last
 
     def serves_as(self, other: "PlannedSplit") -> bool:
-        """Returns whether both put the same blocks on the same devices; reasons may differ."""
-        return (self.stages, self.devices) == (other.stages, other.devices)
+        """Returns whether both put the same blocks of one folder on the same devices; reasons may differ."""
+        return (self.stages, self.devices, self.folder) == (other.stages, other.devices, other.folder)
 
     def to_json(self) -> str:
         """Returns the JSON that `parse_planned` reads."""
@@ -78,7 +79,7 @@ class PlannedSplit:
             }
             for stage, devices, why, name in parts
         ]
-        return json.dumps({"stages": stages})
+        return json.dumps({"stages": stages, **({"folder": self.folder} if self.folder else {})})
 
 
 def equal_parts(blocks: int, stages: int, *, stage_devices: str = "") -> PlannedSplit:
@@ -114,8 +115,9 @@ def parse_planned(content: str | bytes, where: str) -> PlannedSplit:
         document = cast(dict[str, Any], json.loads(content, object_pairs_hook=_once))
         if "stages" in document:
             parts = [_stage(entry) for entry in cast(list[dict[str, Any]], document["stages"])]
+            folder = _text(document.get("folder", ""))[:_MAX_NAME]
         else:
-            parts = _runs(document.get("plan", document), where)
+            parts, folder = _runs(document.get("plan", document), where), ""
     except _Twice as twice:
         raise UsageError(f"{where}: {twice} is there twice") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -127,7 +129,8 @@ def parse_planned(content: str | bytes, where: str) -> PlannedSplit:
         raise UsageError(f"{where}: a plan without stages")
     stages, devices, reasons, classes = zip(*parts, strict=True)
     _check_consecutive(stages, where)
-    return PlannedSplit(stages=stages, reasons=reasons, devices=devices, classes=classes if any(classes) else ())
+    classes = classes if any(classes) else ()
+    return PlannedSplit(stages=stages, reasons=reasons, devices=devices, classes=classes, folder=folder)
 
 
 def _check_consecutive(stages: Sequence[Stage], where: str) -> None:

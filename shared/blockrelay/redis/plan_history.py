@@ -2,8 +2,8 @@
 
 `blockrelay plan apply` and `plan rollback` add entries. A scheduler adds one when its settings differ from the last
 entry that came from settings. So a scheduler that only restarts keeps an applied plan, and one that starts with another
-plan replaces it. It also adds one when it moves borders by measured times. All functions with a client raise
-RedisTrouble.
+plan replaces it. It also adds one when it moves borders by measured times, and when memory decides about the precision.
+`blockrelay precision set` adds one with another block folder. All functions with a client raise RedisTrouble.
 """
 
 import getpass
@@ -22,7 +22,7 @@ from blockrelay.redis.errors import Overtaken
 
 #: Entries kept for each model.
 KEPT = 100
-Origin = Literal["settings", "apply", "rollback", "measured"]
+Origin = Literal["settings", "apply", "rollback", "measured", "precision", "degraded", "restored"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,9 @@ class PlanEntry:
             "apply": "applied by",
             "rollback": "rolled back by",
             "measured": "measured by",
+            "precision": "precision set by",
+            "degraded": "degraded by",
+            "restored": "restored by",
         }
         return f"{words[self.origin]} {self.who}"
 

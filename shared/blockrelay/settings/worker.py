@@ -76,6 +76,11 @@ class WorkerSettings(Settings):
         pattern="^[A-Za-z0-9_.:-]{0,64}$",
         description="name of the device in plans, such as gpu:0; the worker takes stages that name it; default: gpu",
     )
+    other_precisions: str = Field(
+        default="",
+        description="block folders of the same checkpoint in other precisions, by commas: `blockrelay precision set` "
+        "changes to them while requests run",
+    )
     port: int = Field(default=0, ge=0, le=65535, description="port of metrics and health; 0: a free one")
     threads: int = Field(default=1, ge=1, description="threads of the kernels, at most 4 for each core of the machine")
     local_rows: Literal["on", "off"] = Field(
@@ -127,6 +132,11 @@ class WorkerSettings(Settings):
     def named_device(self) -> str:
         """The name of the device in plans; "": it has none."""
         return self.device_id or self.gpu
+
+    @property
+    def other_folders(self) -> tuple[Path, ...]:
+        """The paths in `other_precisions`."""
+        return tuple(Path(part.strip()) for part in self.other_precisions.split(",") if part.strip())
 
     @model_validator(mode="before")
     @classmethod

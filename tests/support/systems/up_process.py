@@ -13,10 +13,12 @@ from typing import Any
 
 import httpx
 
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.redis.client import connect
+from blockrelay.redis.registry import read_workers
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay.up_file import read_running
 from blockrelay_launcher.drill.system import children_of, command_line, environment_of
@@ -82,6 +84,20 @@ class UpProcess:
     def pid_of(self, what: str) -> list[int]:
         """Children whose command line contains `what`, lowest pid first."""
         return sorted(pid for pid, command in self.children().items() if what in command)
+
+    def pid_of_successor(self) -> int:
+        """The process of a worker that has a successor, as soon as there is one."""
+        assert self.data is not None
+        running, found = read_running(self.data), list[int]()
+        model, keys = open_block_folder(running.model, blocks=[]).model_key, Keys(running.cell)
+        with connect(running.redis_url) as client:
+
+            def look() -> bool:
+                found.extend(worker.pid for worker in read_workers(client, keys, model) if worker.succeeds)
+                return bool(found)
+
+            wait_until(look, "a worker has a successor", poll_s=0.001)
+        return found[0]
 
     def complete(self, **fields: Any) -> dict[str, Any]:
         """The answer to a completion, by default a greedy one of 40 tokens."""

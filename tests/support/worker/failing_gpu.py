@@ -7,13 +7,13 @@ import os
 import sys
 
 from blockrelay.errors import ExecutionError
+from blockrelay.settings import WorkerSettings
 from blockrelay_worker.__main__ import main
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.executor import Executor
-from blockrelay_worker.execution.fault_injection import WrappingExecutor
-from blockrelay_worker.lifecycle import service, worker
-from blockrelay_worker.lifecycle.service import StageService
+from blockrelay_worker.execution.fault_injection import WrappingExecutor, with_faults
+from blockrelay_worker.lifecycle import service
 from tests.support.worker.playing_gpu import play_gpus
 
 
@@ -31,16 +31,14 @@ class FailingExecutor(WrappingExecutor):
         return super().run(batch)
 
 
-class FailingService(StageService):
-    """Its stage fails."""
-
-    def _with_faults(self, executor: Executor) -> Executor:
-        assert isinstance(executor, StageExecutor)
-        block, after = f"block_{executor.first_block}", int(os.environ["FAIL_AFTER"])
-        return FailingExecutor(super()._with_faults(executor), after=after, block=block)
+def failing(executor: Executor, settings: WorkerSettings, *, vocabulary: int) -> Executor:
+    """Makes the stage fail, beside the faults that the settings ask for."""
+    assert isinstance(executor, StageExecutor)
+    block, after = f"block_{executor.first_block}", int(os.environ["FAIL_AFTER"])
+    return FailingExecutor(with_faults(executor, settings, vocabulary=vocabulary), after=after, block=block)
 
 
 if __name__ == "__main__":
     play_gpus()
-    worker.StageService = service.StageService = FailingService
+    service.with_faults = failing
     sys.exit(main())

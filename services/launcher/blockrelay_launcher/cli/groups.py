@@ -22,6 +22,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Operate": {
         "plan": "Choose which device runs which blocks; apply it.",
+        "precision": "Show or change the precision while requests run.",
         "cancel": "Cancel a request.",
         "keys": "Make, list and remove API keys.",
         "dead-letters": "Show, replay and remove requests that failed.",

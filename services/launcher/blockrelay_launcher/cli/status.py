@@ -22,7 +22,7 @@ from blockrelay_launcher.policy import ASKED_AT_ONCE
 from blockrelay_launcher.tables import print_table
 
 #: Headings of the table of workers.
-WORKER = ("worker", "device", "stage", "state", "requests", "pages", "heartbeat")
+WORKER = ("worker", "device", "stage", "state", "precision", "requests", "pages", "heartbeat")
 #: Headings of the counts in TOTALS. The total also has the choice of tokens for a step and the accounting, which no
 #: other column has.
 TOTALS_HEAD = ("worker", "batches", "inference", "tokens", "transfer", "cache", "total", "prompt tokens", "new tokens")
@@ -119,7 +119,8 @@ def _stages(plan: dict[str, Any]) -> list[tuple[str, ...]]:
 def _worker(one: dict[str, Any]) -> tuple[str, ...]:
     stage = "-" if one["stage"] is None else str(one["stage"])
     pages, heartbeat = f"{one['pages_used']}/{one['pages']}", f"{one['silent_ms'] / 1000:.1f} s ago"
-    return one["id"], one["device"], stage, one["state"], str(one["running"]), pages, heartbeat
+    precision = next((it["precision"] for it in one["folders"] if it["key"] == one["folder"]), "-")
+    return one["id"], one["device"], stage, one["state"], precision, str(one["running"]), pages, heartbeat
 
 
 def _show_counts(

@@ -84,6 +84,8 @@ def workers(layout: ServiceLayout) -> list[ChildProcess]:
     common.update(_page_settings(layout))
     if options.blocks is not None:
         common.update(options.blocks.warm)
+    if options.other_precisions:
+        common["other_precisions"] = ",".join(map(str, options.other_precisions))
     if not options.advanced.speculation:
         common["speculation"] = "off"
     threads = options.limits.threads or _fair_threads(options, specs)

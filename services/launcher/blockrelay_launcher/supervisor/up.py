@@ -12,6 +12,7 @@ from pathlib import Path
 from blockrelay import failpoints
 from blockrelay.auth.api_keys import is_open_to_others
 from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.block_folder.other_precisions import open_precisions
 from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
 from blockrelay.exit_codes import UNUSABLE
 from blockrelay.observability import logs
@@ -75,6 +76,7 @@ def up(options: UpOptions) -> int:
         logs.configure(settings.log_level, node_id="launcher")
     failpoints.arm("launcher", settings.failpoint)
     model = open_block_folder(options.model, blocks=[])
+    open_precisions(model, options.other_precisions)
     if options.planned is None:
         options = replace(options, planned=options.topology.first_plan.read(options.model, model.model.blocks))
     assert options.planned is not None

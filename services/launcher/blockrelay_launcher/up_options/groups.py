@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+import typer
+
 from blockrelay.errors import UsageError
 from blockrelay.host.cpu import check_threads
 from blockrelay.redis.connections import checked_url
@@ -82,6 +84,14 @@ class ServedModelOptions(MeasuredModelOptions):
     """The options of `up` about its model."""
 
     TITLE: ClassVar = "Model"
+    other_precisions: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--other-precision",
+            metavar="PATH",
+            help="Folder of the same checkpoint in another precision, for `blockrelay precision set`; may be repeated.",
+        ),
+    ] = None
     stand_in: Annotated[
         StandInBy | None,
         option("imported|files", "With --blocks --gpu: what CPU workers compute with; default: imported, if possible."),
@@ -103,6 +113,8 @@ class ServedModelOptions(MeasuredModelOptions):
         for name, value in (("--max-warm-sessions", self.max_warm_sessions), ("--memory", self.memory)):
             if value is not None and not self.sequential:
                 raise UsageError(f"{name} is for --sequential")
+        if self.blocks is not None and self.other_precisions:
+            raise UsageError("--other-precision is for --model: ONNX blocks have one precision")
         if self.blocks is None and self.sequential:
             raise UsageError("--sequential is for --blocks: other models are cut into stages")
         MeasuredModelOptions.check(self, given)

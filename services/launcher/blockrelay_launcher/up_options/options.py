@@ -29,6 +29,8 @@ class UpOptions:
 
     model: Path
     """The block folder."""
+    other_precisions: tuple[Path, ...] = ()
+    """Folders of the same checkpoint in other precisions."""
     blocks: DescribedBlocks | None = None
     """Set if the model is ONNX blocks that are served as they are."""
     planned: PlannedSplit | None = None
@@ -63,6 +65,7 @@ def composed(
     blocks = served_blocks(model, gpus=bool(gpus))
     return UpOptions(
         model=blocks.model if blocks else model.model,
+        other_precisions=tuple(path.absolute() for path in model.other_precisions or ()),
         blocks=blocks,
         gpus=gpus,
         topology=topology,

@@ -1,6 +1,6 @@
 """`blockrelay plan apply | history | rollback`: shows the plans of a running cell, and gives it another one.
 
-The commands print their result. `apply` and `rollback` wait up to APPLY_S seconds until a scheduler publishes the plan.
+The commands print their result. `apply` and `rollback` wait until a scheduler publishes the plan.
 
 Commands raise UsageError for a wrong file, entry or address, for a cell without a plan, for a model key that is wrong
 or lacking, and for a plan that the workers cannot serve. They raise ServiceUnavailable if Redis does not answer, if no
@@ -9,59 +9,24 @@ their help texts.
 """
 
 import json
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
-import redis
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from blockrelay.errors import ServiceUnavailable, UsageError
+from blockrelay.errors import UsageError
 from blockrelay.planning.plan_file import read_plan_file
-from blockrelay.protocol.keys import Keys
-from blockrelay.protocol.plan import Plan, parse_split
+from blockrelay.protocol.plan import parse_split
 from blockrelay.protocol.planned_split import PlannedSplit
-from blockrelay.redis.cell_address import connected, find_cell
-from blockrelay.redis.plan_history import Origin, PlanEntry, append, read_history, this_person
-from blockrelay.redis.registry import read_lost_devices, read_plan, read_workers
+from blockrelay.redis.plan_history import Origin, PlanEntry
+from blockrelay.redis.registry import read_lost_devices, read_workers
 from blockrelay.typed_command import typed
+from blockrelay_scheduler.plan_command.cell import AsJson, Data, DryRun, ModelKey, RedisUrl, Served, enter, served_model
 from blockrelay_scheduler.planning.plan_change import PlanChange, change, unserved_gpus
-from blockrelay_scheduler.policy import APPLY_POLL_S, APPLY_S
-
-RedisUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--redis",
-        metavar="URL",
-        help="Control Redis: redis://HOST:PORT/DB, unix://PATH, or redis+sentinel://, redis+cluster://.",
-    ),
-]
-Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Data folder of a running `blockrelay up`.")]
-ModelKey = Annotated[
-    str | None, typer.Option("--model-key", metavar="KEY", help="Key of the model, where a cell has several.")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A model that a running cell serves, with its plans."""
-
-    client: redis.Redis
-    keys: Keys
-    model: str
-    """The model's key in Redis."""
-    plan: Plan
-    """The plan in force."""
-    history: list[PlanEntry]
-    """The plans that the cell was given, newest first."""
 
 
 def apply(
@@ -74,9 +39,9 @@ def apply(
 ) -> None:
     """Give a running cell another plan. Workers load their new blocks, then take the requests over."""
     read_plan_file(file, None)  # an error in the file is reported even where no cell can be reached
-    with _served(redis, data, model_key) as served:
+    with served_model(redis, data, model_key) as served:
         blocks = parse_split(served.plan.split)[-1].last
-        planned = read_plan_file(file, blocks)
+        planned = replace(read_plan_file(file, blocks), folder=served.plan.folder)
         _bring(served, planned, "apply", dry_run=dry_run, as_json=as_json)
 
 
@@ -92,13 +57,13 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Give a running cell a plan that it had before."""
-    with _served(redis, data, model_key) as served:
+    with served_model(redis, data, model_key) as served:
         _bring(served, _earlier(served.history, entry).planned, "rollback", dry_run=dry_run, as_json=as_json)
 
 
 def history(redis: RedisUrl = None, data: Data = None, model_key: ModelKey = None, as_json: AsJson = False) -> None:
     """Show the plans that a cell was given, newest first, and who gave each."""
-    with _served(redis, data, model_key) as served:
+    with served_model(redis, data, model_key) as served:
         if as_json:
             typer.echo(json.dumps([_entry_json(entry) for entry in served.history], indent=1))
             return
@@ -106,25 +71,6 @@ def history(redis: RedisUrl = None, data: Data = None, model_key: ModelKey = Non
         for entry in served.history:
             table.add_row(entry.id, _when(entry), entry.planned.text, entry.source)
         Console().print(table)
-
-
-@contextmanager
-def _served(url: str | None, data: Path | None, model_key: str | None) -> Iterator[Served]:
-    """Connects to the cell of a Redis URL or data folder. Raises UsageError where its model is not clear."""
-    cell = find_cell(url, data)
-    with connected(cell) as client:
-        prefix = cell.keys.plan("")
-        plan_keys = cast(list[bytes], sorted(client.scan_iter(f"{prefix}*", count=1000)))
-        models = [key.decode()[len(prefix) :] for key in plan_keys]
-        if not models:
-            raise UsageError(f"cell {cell.settings.cell} has no plan yet: no scheduler has run there")
-        if model_key is None and len(models) > 1:
-            raise UsageError(f"cell {cell.settings.cell} has several models: --model-key {' or '.join(models)}")
-        model = model_key or models[0]
-        plan = read_plan(client, cell.keys, model)
-        if plan is None:
-            raise UsageError(f"cell {cell.settings.cell} has no model {model}: there is {', '.join(models)}")
-        yield Served(client, cell.keys, model, plan, read_history(client, cell.keys, model))
 
 
 def _earlier(entries: list[PlanEntry], wanted: str | None) -> PlanEntry:
@@ -157,16 +103,7 @@ def _bring(served: Served, planned: PlannedSplit, origin: Origin, *, dry_run: bo
         _show(plan_change, same=same, dry_run=dry_run)
     answer: dict[str, Any] = {**plan_change.to_json(), "changed": False}
     if not dry_run and not same:
-        behind = served.history[0].id if served.history else ""
-        entry = append(
-            served.client, served.keys, served.model, planned, origin=origin, who=this_person(), behind=behind
-        )
-        if entry is None:
-            history_command = typed("plan history")
-            raise ServiceUnavailable(
-                f"another plan was applied at the same moment, and this one was not: see `{history_command}`, try again"
-            )
-        plan = _published(served, entry)
+        entry, plan = enter(served, planned, origin)
         # Read again: a device may have gone since the check.
         unserved = unserved_gpus(plan, planned, read_workers(served.client, served.keys, served.model))
         answer |= {"changed": True, "entry": entry.id, "epoch": plan.epoch, "unserved": unserved}
@@ -177,23 +114,6 @@ def _bring(served: Served, planned: PlannedSplit, origin: Origin, *, dry_run: bo
             typer.echo(f"warning: {line}", err=True)
     if as_json:
         typer.echo(json.dumps(answer, indent=1))
-
-
-def _published(served: Served, entry: PlanEntry) -> Plan:
-    """Waits for the plan of this entry and returns it.
-
-    Raises ServiceUnavailable when no scheduler publishes it within APPLY_S.
-    """
-    end = time.monotonic() + APPLY_S
-    while time.monotonic() < end:
-        plan = read_plan(served.client, served.keys, served.model)
-        if plan is not None and plan.epoch > served.plan.epoch and plan.source == entry.source:
-            return plan
-        time.sleep(APPLY_POLL_S)
-    raise ServiceUnavailable(
-        f"entry {entry.id} is the newest plan, but no scheduler has published it for {APPLY_S:.0f} s: start one, or "
-        "look at its log"
-    )
 
 
 def _show(plan_change: PlanChange, *, same: bool, dry_run: bool) -> None:

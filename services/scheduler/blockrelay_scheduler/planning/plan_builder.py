@@ -13,6 +13,7 @@ from blockrelay.protocol.plan import CPU, GPU, Plan, Stage, WorkerInfo, succeede
 from blockrelay.protocol.planned_split import PlannedSplit
 from blockrelay.quantities import counted
 from blockrelay_scheduler.planning.assignment import assign
+from blockrelay_scheduler.planning.folder_change import other_folders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +22,8 @@ class Decision:
 
     plan: Plan
     inputs: str
-    """A hash of the workers, the split, its source, moves to empty stages and the stages on GPUs. While it is equal, no
-    other plan is needed."""
+    """A hash of the workers, the split, its source, moves to empty stages, the stages on GPUs, and the workers that
+    serve another block folder. While it is equal, no other plan is needed."""
 
 
 def decide(
@@ -45,6 +46,7 @@ def decide(
     assignment = assign(workers, planned=planned, current=current, deserted=deserted)
     by_device = [_devices(workers, assignment.stages, index) for index in range(len(planned.stages))]
     on_gpus = stages_on_gpus(workers, planned.text)
+    others = other_folders(workers, assignment.stages, folder=planned.folder, current=current)
     plan = Plan(
         epoch=(current.epoch if current else 0) + 1,
         split=planned.text,
@@ -61,8 +63,10 @@ def decide(
         ),
         devices=planned.devices,
         source=source,
+        folder=planned.folder,
+        other_folders=others,
     )
-    return Decision(plan=plan, inputs=_inputs_hash(workers, planned, source, assignment.moved, on_gpus))
+    return Decision(plan=plan, inputs=_inputs_hash(workers, planned, source, assignment.moved, on_gpus, others))
 
 
 def stages_on_gpus(workers: Sequence[WorkerInfo], split: str) -> frozenset[int]:
@@ -80,9 +84,16 @@ def waits_for_more(current: Plan, following: Plan) -> bool:
     Its split, assignments, devices and source are then the same; blocks that GPUs have loaded, and reasons, may differ.
     Such a plan may be published later, together with the stages that load next.
     """
-    same = (current.split, current.assignments, current.devices, current.source)
+    same = (current.split, current.assignments, current.devices, current.source, current.folder, current.other_folders)
     gone = [block for block, device in current.blocks.items() if device == "GPU" and following.blocks[block] != "GPU"]
-    return same == (following.split, following.assignments, following.devices, following.source) and not gone
+    return not gone and same == (
+        following.split,
+        following.assignments,
+        following.devices,
+        following.source,
+        following.folder,
+        following.other_folders,
+    )
 
 
 def _devices(workers: Sequence[WorkerInfo], assignments: Mapping[str, int], stage: int) -> Counter[str]:
@@ -113,8 +124,9 @@ def _inputs_hash(
     source: str,
     moved: Mapping[str, int],
     on_gpus: frozenset[int],
+    others: Mapping[str, str],
 ) -> str:
     """Hashes what a plan depends on: schedulers that see the same get the same hash, which PLAN publishes only once."""
     seen = sorted([w.id, w.device, w.device_id, w.draining] for w in workers)
-    content = [planned.to_json(), source, seen, sorted(moved.items()), sorted(on_gpus)]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    content = [planned.to_json(), source, seen, sorted(moved.items()), sorted(on_gpus), *([others] if others else [])]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -17,7 +17,7 @@ class PlanChange:
     before: Plan
     plan: Plan
     moving: tuple[str, ...]
-    """Ids of the workers that would load other blocks."""
+    """Ids of the workers that would load other blocks, or these blocks of another folder."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields that `plan apply --json` prints about this change."""
@@ -58,7 +58,13 @@ def change(
             f"{blocks}; start more workers first"
         )
     moving = [
-        w.id for w in serving if w.stage is not None and (w.split, w.stage) != (plan.split, plan.assignments[w.id])
+        w.id
+        for w in serving
+        if w.stage is not None
+        and (
+            (w.split, w.stage) != (plan.split, plan.assignments[w.id])
+            or (w.folder and w.folder != (planned.folder or w.model))
+        )
     ]
     return PlanChange(before=current, plan=plan, moving=tuple(moving))
 

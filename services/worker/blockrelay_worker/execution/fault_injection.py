@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from blockrelay.protocol.capabilities import Capabilities
+from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput
 from blockrelay_worker.execution.executor import Executor, PageContent
 from blockrelay_worker.execution.page_layout import PageLayout
@@ -122,3 +123,12 @@ class SaltedExecutor(WrappingExecutor):
 def salted_id(numerics: str, salt: str) -> str:
     """Returns the numerics id of a `SaltedExecutor` over one with the id `numerics`; the same id for an empty salt."""
     return f"{numerics}-{salt}" if salt else numerics
+
+
+def with_faults(executor: Executor, settings: WorkerSettings, *, vocabulary: int) -> Executor:
+    """Wraps a verified executor in the faults that the settings ask for. `vocabulary`: tokens of the model."""
+    if salt := settings.inject_numerics:
+        executor = SaltedExecutor(executor, salt=salt, vocabulary=vocabulary)
+    if settings.inject_speed < 1:
+        executor = SlowedExecutor(executor, speed=settings.inject_speed)
+    return executor

@@ -17,7 +17,7 @@ from blockrelay.redis.registry import read_plan
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.lifecycle.registration import rows_arrive
-from blockrelay_worker.lifecycle.succession import Succession
+from blockrelay_worker.lifecycle.succession import Place, Succession
 from blockrelay_worker.policy import INBOX_TTL_S
 from blockrelay_worker.transport.events import Event, Gone, MovesOn, Orphan, Restarted
 from blockrelay_worker.transport.mailbox import Mailbox
@@ -43,8 +43,9 @@ class Heartbeat(threading.Thread):
     """Sends a heartbeat every `every_s` seconds until `stop` is set or the worker is gone, and tells the engine.
 
     Events for the engine go to `mailbox`. `run_id` is that of the control Redis that the worker registered with:
-    another one means that Redis restarted. `model` is the model's key in Redis. `pace` returns the measured speed, and
-    `blocks` the times of the stage's blocks, None before they are known and where they are as before.
+    another one means that Redis restarted. `model` is the model's key in Redis, and `folder` that of the block folder
+    that is served. `pace` returns the measured speed, and `blocks` the times of the stage's blocks, None before they
+    are known and where they are as before.
 
     When a step's age exceeds `step_limit_s`, the process ends: a stuck worker must not look alive. While the number of
     finished parts of long steps grows, the heartbeat says that the step makes progress. `succession` prepares another
@@ -60,6 +61,7 @@ class Heartbeat(threading.Thread):
         *,
         run_id: str,
         model: str,
+        folder: str,
         pace: Callable[[], Pace | None],
         blocks: Callable[[], BlockTimes | None],
         every_s: float,
@@ -69,7 +71,7 @@ class Heartbeat(threading.Thread):
     ) -> None:
         super().__init__(name="beat", daemon=True)
         self._links, self._mailbox, self._role, self._table = links, mailbox, role, table
-        self._model, self._pace, self._parts_before = model, pace, 0
+        self._model, self._folder, self._pace, self._parts_before = model, folder, pace, 0
         self._blocks = blocks
         self._every_s, self._step_limit_s, self._stopped = every_s, step_limit_s, stop
         self._strange: frozenset[tuple[str, str]] = frozenset()
@@ -146,13 +148,15 @@ class Heartbeat(threading.Thread):
         Returns the reason why the worker must go at once, or None.
         """
         mine = plan.assignments.get(self._role.worker_id)
-        moves = mine is not None and (mine, plan.split) != (self._role.stage, self._role.split)
+        folder = plan.folder_of(self._role.worker_id) or self._model
+        here = (self._role.stage, self._role.split, self._folder)
+        moves = mine is not None and (mine, plan.split, folder) != here
         if self._succession is None:
             return "the plan gives this worker another stage" if moves else None
         if moves and mine is not None and not self._succession.has_begun:
-            self._succession.begin(parse_split(plan.split)[mine])
+            self._succession.begin(Place(parse_split(plan.split)[mine], folder))
         if self._succession.is_over(plan):
             self._mailbox.put(MovesOn(self._succession.departure))
-        elif plan.split == self._role.split:
+        elif not moves and (plan.split, plan.folder or self._model) == here[1:]:
             self._succession.call_off()
         return self._succession.failure

@@ -3,12 +3,19 @@
 from dataclasses import dataclass
 
 from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.host.memory import available_bytes
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import ServiceRegistry
+from blockrelay.protocol.block_times import BESIDE_SHARE
+from blockrelay.protocol.plan import Plan, Stage
+from blockrelay.protocol.served_folder import ServedFolder
+from blockrelay.redis.registry import read_plan
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.fault_injection import salted_id
 from blockrelay_worker.execution.loader import Executors
-from blockrelay_worker.lifecycle.on_device import OnDevice
+from blockrelay_worker.execution.page_layout import layout_of, pages_for
+from blockrelay_worker.lifecycle.device.on_device import OnDevice
+from blockrelay_worker.policy import KV_SHARE_OF_ONE_WORKER
 from blockrelay_worker.transport.redis_links import Links
 
 
@@ -17,8 +24,8 @@ class WorkerParts:
     """The parts of a worker that outlive its registrations."""
 
     settings: WorkerSettings
-    folder: BlockFolder
-    """The model, without its weights."""
+    folders: tuple[BlockFolder, ...]
+    """The model without its weights: the folder that the worker starts with, then the same in other precisions."""
     executors: Executors
     links: Links
     registry: ServiceRegistry
@@ -30,6 +37,71 @@ class WorkerParts:
     """The port of the worker's status server."""
 
     @property
-    def numerics(self) -> str:
-        """The numerics id to register with; it changes with the device."""
-        return salted_id(self.executors.numerics_id(self.folder.manifest), self.settings.inject_numerics)
+    def model(self) -> str:
+        """The model's key in Redis, whichever folder is served."""
+        return self.folders[0].model_key
+
+    def folder_of(self, key: str) -> BlockFolder:
+        """Returns the folder with a key; the one that the worker starts with for "" and for a folder it lacks."""
+        return next((folder for folder in self.folders if folder.model_key == key), self.folders[0])
+
+    def planned_folder(self) -> BlockFolder:
+        """Returns the folder that a new worker is to serve by the plan in force.
+
+        Waits for Redis; raises Stopping when the process should end meanwhile.
+        """
+        links = self.links
+        plan: Plan | None = links.retry_until_reachable(
+            lambda: read_plan(links.control, links.keys, self.model), "read plan"
+        )
+        return self.folder_of(plan.folder if plan else "")
+
+    def numerics(self, folder: BlockFolder) -> str:
+        """Returns the numerics id to register with for this folder; it changes with the device."""
+        return salted_id(self.executors.numerics_id(folder.manifest), self.settings.inject_numerics)
+
+    def pages(self, folder: BlockFolder, blocks: Stage) -> int:
+        """Returns the number of KV pages: as many as memory allows, and at most what all requests at full context need.
+
+        At least 2 on our CPU kernels, if the stage has layers. Memory is `kv_bytes` of the settings, or a share of what
+        is free. Raises UsageError where the stage does not fit on a device.
+        """
+        useful = self.settings.max_requests * pages_for(folder.model.max_position)
+        budget = self.settings.kv_bytes or int(available_bytes() * KV_SHARE_OF_ONE_WORKER)
+        if self.device:
+            return self.device.pages(folder, blocks, useful=useful, kv_bytes=budget)
+        page_bytes = page_bytes_of(folder, blocks)
+        return useful if page_bytes == 0 else max(2, min(useful, budget // page_bytes))
+
+    def fits_beside(self, folder: BlockFolder, blocks: Stage, *, processes: int) -> bool:
+        """Returns whether memory has room for another stage beside the present one.
+
+        It needs KV pages, and weights of blocks that this process has not loaded. `processes` workers of the model on this machine may need as much at the same moment.
+        """
+        needed = self.executors.bytes_to_load(folder.manifest, blocks.first, blocks.last)
+        needed += self.pages(folder, blocks) * page_bytes_of(folder, blocks)
+        return needed <= available_bytes() * BESIDE_SHARE / max(1, processes)
+
+    def offers(self, blocks: Stage) -> tuple[ServedFolder, ...]:
+        """Returns the folders that the worker can serve, with what a stage of these blocks needs of each."""
+        return tuple(
+            ServedFolder(
+                key=folder.model_key,
+                precision=folder.manifest.precision,
+                kv_cache_layout=folder.manifest.kv_cache_layout,
+                bytes=stage_bytes(folder, blocks, pages_for(folder.model.max_position)),
+            )
+            for folder in self.folders
+        )
+
+
+def stage_bytes(folder: BlockFolder, blocks: Stage, pages: int) -> int:
+    """Returns the bytes of a stage of these blocks: its weights' files, and this number of KV pages."""
+    manifest = folder.manifest
+    weights = sum(manifest.files[manifest.block(n).file].bytes for n in range(blocks.first, blocks.last + 1))
+    return weights + pages * page_bytes_of(folder, blocks)
+
+
+def page_bytes_of(folder: BlockFolder, blocks: Stage) -> int:
+    """Returns the bytes of a KV page of a stage of these blocks; 0 for the head alone."""
+    return layout_of(folder, blocks.first, blocks.last).bytes_per_page

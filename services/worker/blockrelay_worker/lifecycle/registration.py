@@ -43,6 +43,12 @@ class StageAssignment:
     blocks: Stage
     epoch: int
     """Epoch of the plan."""
+    folder: str = ""
+    """Key of the block folder; "": the one that the worker starts with."""
+
+    def holds(self, other: "StageAssignment") -> bool:
+        """Returns whether both are the same blocks of the same folder."""
+        return (self.blocks, self.folder) == (other.blocks, other.folder)
 
 
 class Registration:
@@ -59,6 +65,7 @@ class Registration:
         model: str,
         numerics: str,
         port: int,
+        folder: str = "",
         nondeterministic: bool = False,
         slow: str = "",
         loads_beside: bool = False,
@@ -66,7 +73,8 @@ class Registration:
     ) -> None:
         """Collects the fields of the worker's record; nothing is sent yet.
 
-        `model` is the model's key in Redis, `numerics` its numerics id, `port` that of the worker's status server.
+        `model` is the model's key in Redis, `folder` that of the block folder that the worker would serve (by default
+        the model's own), and `numerics` the numerics id with it. `port` is that of the worker's status server.
         `nondeterministic`: its device is nondeterministic. `slow`: a line for users that says why it computes more
         slowly than its CPU can. `loads_beside`: it can load another stage beside its own. `succeeds`: the id of the
         worker of this process whose place in the plan it takes.
@@ -80,6 +88,7 @@ class Registration:
             "model": model,
             "device": settings.device,
             "device_id": settings.named_device,
+            "folder": folder or model,
             "numerics": numerics,
             "host": settings.host,
             "pid": os.getpid(),
@@ -113,7 +122,8 @@ class Registration:
             )
             if plan and self.worker_id in plan.assignments:
                 stage = plan.assignments[self.worker_id]
-                return StageAssignment(plan.split, stage, parse_split(plan.split)[stage], plan.epoch)
+                blocks, folder = parse_split(plan.split)[stage], plan.folder_of(self.worker_id)
+                return StageAssignment(plan.split, stage, blocks, plan.epoch, folder)
         raise Stopping
 
     def announce(
@@ -122,13 +132,15 @@ class Registration:
         *,
         pages: int,
         slots: int,
+        served: Mapping[str, str | int] | None = None,
         capabilities: Capabilities | None = None,
         local_rows: str = "",
     ) -> str:
         """Writes the worker's stage to its record and creates its inboxes: from now on routes may include it.
 
         `pages` are its KV pages, `slots` the requests it takes at once, `local_rows` the address where it takes rows
-        of workers on its host, if it does.
+        of workers on its host, if it does. `served` are the fields of the block folder that it serves, and of those
+        that it could serve.
 
         Returns the run id of the control Redis, read before all this: a different one later means a restart. Raises
         Stopping when the process should end before Redis answers.
@@ -143,6 +155,7 @@ class Registration:
             "pages": pages,
             "slots": slots,
             "pages_reserved": 0,
+            **(served or {}),
         }
         if capabilities is not None:
             fields["capabilities"] = capabilities.to_json()

@@ -5,6 +5,7 @@ import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
@@ -12,28 +13,28 @@ from blockrelay.errors import DeviceLost, RedisTrouble
 from blockrelay.host.identity import host_name
 from blockrelay.host.memory import available_bytes
 from blockrelay.observability.logs import get
-from blockrelay.protocol.block_times import BESIDE_SHARE
-from blockrelay.protocol.plan import DEVICES, GPU, Stage, is_served, succeeded
+from blockrelay.protocol.plan import DEVICES, GPU, is_served, succeeded
+from blockrelay.protocol.served_folder import folders_to_json
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.registry import read_plan, read_workers
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.loop import Engine
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.executor import Executor
-from blockrelay_worker.execution.fault_injection import SaltedExecutor, SlowedExecutor
-from blockrelay_worker.execution.page_layout import layout_of, pages_for
+from blockrelay_worker.execution.fault_injection import with_faults
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.libraries import shortcoming
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.kv.store.factory import open_page_store
+from blockrelay_worker.lifecycle.device.on_device import MOVED
 from blockrelay_worker.lifecycle.heartbeat import Heartbeat
 from blockrelay_worker.lifecycle.local_rows import open_local_rows
-from blockrelay_worker.lifecycle.on_device import MOVED
-from blockrelay_worker.lifecycle.parts import WorkerParts
+from blockrelay_worker.lifecycle.parts import WorkerParts, stage_bytes
 from blockrelay_worker.lifecycle.registration import Registration, StageAssignment, rows_arrive
-from blockrelay_worker.lifecycle.succession import Succession
-from blockrelay_worker.policy import DEVICE_PATIENCE, KV_SHARE_OF_ONE_WORKER, PAGES_FLUSH_S
+from blockrelay_worker.lifecycle.retirement import Retirement
+from blockrelay_worker.lifecycle.succession import Place, Succession
+from blockrelay_worker.policy import DEVICE_PATIENCE, PAGES_FLUSH_S
 from blockrelay_worker.sampling.row_sampler import sampler_of
 from blockrelay_worker.states import WORKER, WorkerMachine
 from blockrelay_worker.transport.events import Event
@@ -57,10 +58,10 @@ class StageService:
 
         `succeeds` is the id of the worker of this process that serves until this one does, if there is one.
         """
-        self._parts, self._settings, self._folder = parts, parts.settings, parts.folder
+        self._parts, self._settings, self._folder = parts, parts.settings, parts.folders[0]
         self._executors, self._metrics, self._device = parts.executors, parts.metrics, parts.device
         self._links = parts.links.of_another_engine() if succeeds else parts.links
-        self._model = parts.folder.model_key
+        self._model = parts.model
         self._loaded, self._succeeds = loaded, succeeds
         self._state = state or WorkerMachine(WORKER)
         if not succeeds:
@@ -78,12 +79,12 @@ class StageService:
             self._close_stage()
         if self._device and not self._device.wait():
             return
-        self._numerics = self._parts.numerics
-        self._parts.registry.tell_build(numerics=self._numerics)
+        self._serves(self._parts.planned_folder())
         registration = Registration(
             self._links,
             self._settings,
             model=self._model,
+            folder=self._folder.model_key,
             numerics=self._numerics,
             port=self._parts.port,
             nondeterministic=self._executors.nondeterministic,
@@ -98,6 +99,7 @@ class StageService:
                 self._leave(registration, "")
             raise
         self._state.on("assigned")
+        self._serves(self._parts.folder_of(assignment.folder))
         try:
             self._load_and_serve(registration, assignment)
         finally:
@@ -118,6 +120,11 @@ class StageService:
             last._succession, last = None, successor
         return StageService(self._parts, state=last._state if last.split else None, loaded=last._loaded)
 
+    def _serves(self, folder: BlockFolder) -> None:
+        """Takes the block folder to serve, and the numerics id with it."""
+        self._folder, self._numerics = folder, self._parts.numerics(folder)
+        self._parts.registry.tell_build(numerics=self._numerics)
+
     def _load_and_serve(self, registration: Registration, assignment: StageAssignment) -> None:
         """Loads the assigned stage and serves it until the registration or the device is lost, or the drain is over."""
         try:
@@ -137,7 +144,7 @@ class StageService:
         if registration.forgotten():
             self._state.on("forgotten")
             return  # the loaded stage is kept for the next registration
-        executor = self._with_faults(executor)
+        executor = with_faults(executor, self._settings, vocabulary=self._folder.model.vocab_size)
         role = self._role(registration.worker_id, assignment, executor)
         self._serve(registration, assignment, role, executor)
         if self.is_overtaken:
@@ -148,15 +155,15 @@ class StageService:
         """Returns the stage's executor: the last one if it has the same blocks and is usable, else a new one."""
         if self._device:
             self._device.join()
-        if self._loaded and self._loaded[0].blocks == assignment.blocks and self._loaded[1].usable:
+        if self._loaded and self._loaded[0].holds(assignment) and self._loaded[1].usable:
             return self._loaded[1]
         if self._loaded:
             self._close_stage()
         blocks = assignment.blocks
         with self._metrics.load_seconds.time():
-            folder = open_block_folder(self._settings.model, blocks=())  # who reads a block checks it
+            folder = open_block_folder(self._folder.root, blocks=())  # who reads a block checks it
             with self._device.refusal_is_loss() if self._device else nullcontext():
-                pages = self._pages(folder, blocks)
+                pages = self._parts.pages(folder, blocks)
                 executor = self._executors.load(folder, blocks.first, blocks.last, pages=pages)
         self._loaded = (assignment, executor)
         if self._device:
@@ -169,19 +176,6 @@ class StageService:
         self._loaded = None
         if self._device:
             self._device.has_closed()
-
-    def _pages(self, folder: BlockFolder, blocks: Stage) -> int:
-        """Returns the number of KV pages: as many as memory allows, and at most what all requests at full context need.
-
-        At least 2 on our CPU kernels, if the stage has layers. Memory is `kv_bytes` of the settings, or a share of what
-        is free. Raises UsageError where the stage does not fit on a device.
-        """
-        useful = self._settings.max_requests * pages_for(folder.model.max_position)
-        budget = self._settings.kv_bytes or int(available_bytes() * KV_SHARE_OF_ONE_WORKER)
-        if self._device:
-            return self._device.pages(folder, blocks, useful=useful, kv_bytes=budget)
-        page_bytes = layout_of(folder, blocks.first, blocks.last).bytes_per_page
-        return useful if page_bytes == 0 else max(2, min(useful, budget // page_bytes))
 
     def _role(self, worker_id: str, assignment: StageAssignment, executor: Executor) -> StageRole:
         """Returns what the engine must know of the stage: its place in the split, and its limits by the settings."""
@@ -216,7 +210,12 @@ class StageService:
         """Serves the stage: announces it, runs the engine and the heartbeat, and leaves the registry afterwards."""
         mailbox, over = Mailbox[Event](), threading.Event()
         if not self._device:
-            self._succession = Succession(self._links, self._model, lambda blocks: self._successor(role, blocks))
+            folder = self._folder.model_key
+            retirement = Retirement(
+                self._links, self._model, role.worker_id, split=role.split, folder=folder, numerics=self._numerics
+            )
+            make = partial(self._successor, role.worker_id)
+            self._succession = Succession(self._links, self._model, folder, retirement, make)
         cache = self._cache(role, executor, mailbox)
         table = RunTable(executor.pool, cache)
         self._metrics.kv_pages_total.set(executor.pool.pages)
@@ -239,7 +238,12 @@ class StageService:
         )
         able, pages, slots = role.capabilities, executor.pool.pages, role.max_requests
         run_id = registration.announce(
-            assignment, pages=pages, slots=slots, capabilities=able, local_rows=local.address
+            assignment,
+            pages=pages,
+            slots=slots,
+            served=self._served(assignment, pages),
+            capabilities=able,
+            local_rows=local.address,
         )
         self._state.on("loaded")
         self._metrics.states.show(self._state)
@@ -266,6 +270,7 @@ class StageService:
                 table,
                 run_id=run_id,
                 model=self._model,
+                folder=self._folder.model_key,
                 pace=lambda: engine.pace.pace_at(time.monotonic()) if role.first_stage else None,
                 blocks=engine.blocks.times,
                 every_s=self._settings.beat_s,
@@ -295,8 +300,19 @@ class StageService:
             cache.close(PAGES_FLUSH_S)
         self._state.on("gone")
 
-    def _successor(self, role: StageRole, blocks: Stage) -> "StageService | Literal['later'] | None":
-        """Returns the service that follows this one, with these blocks, or that it is too early for one.
+    def _served(self, assignment: StageAssignment, pages: int) -> dict[str, str | int]:
+        """Returns the fields of the worker's record that say which folder it serves, and which it could serve."""
+        folder, blocks = self._folder, assignment.blocks
+        return {
+            "folder": folder.model_key,
+            "numerics": self._numerics,
+            "folders": folders_to_json(self._parts.offers(blocks)),
+            "held_bytes": stage_bytes(folder, blocks, pages),
+            "free_bytes": available_bytes(),
+        }
+
+    def _successor(self, worker_id: str, place: Place) -> "StageService | Literal['later'] | None":
+        """Returns the service that follows this one, in another place of the plan, or that it is too early for one.
 
         None where this process would then have three of them, and if there is no memory for both, KV pages and weights
         of blocks that it has not loaded: all workers of the model on this machine may need as much at the same moment.
@@ -310,12 +326,10 @@ class StageService:
                 return "later"  # its requests are passed on to this one, or would have no route
             self.is_overtaken = True
             return None
-        kv = layout_of(self._folder, blocks.first, blocks.last).bytes_per_page * self._pages(self._folder, blocks)
         here = {worker.pid for worker in workers if worker.node == host_name()}
-        needed = self._executors.bytes_to_load(self._folder.manifest, blocks.first, blocks.last) + kv
-        if needed > available_bytes() * BESIDE_SHARE / max(1, len(here)):
+        if not self._parts.fits_beside(self._parts.folder_of(place.folder), place.blocks, processes=len(here)):
             return None
-        return StageService(self._parts, succeeds=role.worker_id)
+        return StageService(self._parts, succeeds=worker_id)
 
     def _step_limit_s(self) -> float:
         """Returns the time in seconds after which a step counts as stuck; a device's process ends before the worker."""
@@ -361,14 +375,6 @@ class StageService:
         if self._links.payload is not self._links.control and rows_arrive(role.split):
             readers.append(Reader(self._links.payload, inbox, [], mailbox, over, watch))
         return readers
-
-    def _with_faults(self, executor: Executor) -> Executor:
-        """Wraps the verified executor in the faults that the settings ask for."""
-        if salt := self._settings.inject_numerics:
-            executor = SaltedExecutor(executor, salt=salt, vocabulary=self._folder.model.vocab_size)
-        if self._settings.inject_speed < 1:
-            executor = SlowedExecutor(executor, speed=self._settings.inject_speed)
-        return executor
 
     def _leave(self, registration: Registration, split: str) -> None:
         """Leaves the registry in one try, so that the requests of this worker run again elsewhere."""

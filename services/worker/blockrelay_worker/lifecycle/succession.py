@@ -1,18 +1,21 @@
 """Prepares the stage that another plan gives a worker beside the one that it serves, so that no request waits for it.
 
 The successor is a second worker in the same process: it has a registration, an engine and KV pages of its own. Once all
-stages of the plan in force have workers that serve, the first one passes its requests on and goes.
+stages of the plan in force have workers that serve, the first one passes its requests on and goes. With another block
+folder the requests that it has begun cannot go on at the successor: it retires, and goes when they have ended.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from blockrelay.errors import BlockrelayError
 from blockrelay.observability.logs import get
-from blockrelay.protocol.plan import Plan, Stage, is_served, succeeded
+from blockrelay.protocol.plan import Plan, Stage, WorkerInfo, is_served, succeeded
 from blockrelay.redis.registry import read_workers
+from blockrelay_worker.lifecycle.retirement import Retirement
 from blockrelay_worker.transport.events import Departure
 from blockrelay_worker.transport.redis_links import Links, Stopping
 
@@ -34,60 +37,89 @@ class Service(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a plan gives a worker to serve."""
+
+    blocks: Stage
+    folder: str
+    """Key of the block folder."""
+
+
 class Succession:
     """The change of one service of a stage for another one. The heartbeat's thread calls it, and `join` the worker's.
 
-    `make` returns the service of the stage of these blocks, None where there is no room for both, or `later`: it is to
-    be asked again.
+    `folder` is the key of the block folder that is served now. `make` returns the service of a place, None where there
+    is no room for both, or `later`: it is to be asked again.
     """
 
-    def __init__(self, links: Links, model: str, make: Callable[[Stage], Service | Literal["later"] | None]) -> None:
-        self._links, self._model, self._make = links, model, make
+    def __init__(
+        self,
+        links: Links,
+        model: str,
+        folder: str,
+        retirement: Retirement,
+        make: Callable[[Place], Service | Literal["later"] | None],
+    ) -> None:
+        self._links, self._model, self._folder, self._make = links, model, folder, make
+        self._retirement = retirement
         self._told, self._next_look = False, 0.0  # monotonic
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._alone = ""  # why it must leave its stage before it can load another one
+        self._place: Place | None = None  # the one to take
         self.has_begun = False
         #: The leave of the present service, once `is_over` has returned True.
         self.departure = Departure()
-        #: Why the worker must leave its stage before it can load another one; None: it need not.
+        #: Why the worker must leave its stage now, to load another one then; None: it need not.
         self.failure: str | None = None
         #: The successor, once there is one.
         self.service: Service | None = None
 
-    def begin(self, blocks: Stage) -> None:
+    def begin(self, place: Place) -> None:
         """Starts the successor in a thread of its own, after the end of one that was overtaken.
 
-        `failure` is set if there is no room for it. Raises what `make` raises; then it has not begun.
+        Raises what `make` raises; then it has not begun.
         """
         if self._thread is not None:
             self._thread.join()
-        made = self._make(blocks)
+        made = self._make(place)
         if made == "later":
             return
-        self.service, self.has_begun = made, True
+        self.service, self.has_begun, self._place = made, True, place
         if self.service is None:
-            self.failure = "the plan gives this worker another stage, and there is no room for both"
+            self._leave_first("the plan gives this worker another stage, and there is no room for both")
             return
         self._thread = threading.Thread(target=self._run, args=(self.service,), name="successor", daemon=True)
         self._thread.start()
 
     def is_over(self, plan: Plan) -> bool:
-        """Returns True once: when the successor and workers of all other stages of `plan` serve."""
+        """Returns True once: when the successor and workers of all other stages of `plan` serve, and no request needs
+        the present service. Sets `failure` where it has to leave first, and no request needs it."""
         service = self.service
-        if self._told or service is None or service.is_overtaken or service.split != plan.split:
+        if self._told or (not self._alone and (service is None or service.is_overtaken or service.split != plan.split)):
             return False
         if time.monotonic() < self._next_look:
             return False
         workers = read_workers(self._links.control, self._links.keys, self._model)
         self._next_look = time.monotonic() + LOOK_S * max(1.0, len(workers) / 16)
-        leaving = succeeded(workers)
-        self._told = is_served(plan.split, [worker for worker in workers if worker.id not in leaving])
+        if self._alone:
+            if self._retirement.is_complete(plan, workers):
+                self.failure = self._alone
+            return False
+        if not self._is_relieved(plan, workers):
+            return False
+        self._told = not self._changes_folder or self._retirement.is_complete(plan, workers)
         return self._told
 
     def call_off(self) -> None:
         """Has the present service stay, if it has not begun to leave: its own plan is in force again."""
         if self._told and self.departure.call_off():
             self._told, self.departure = False, Departure()
+        if not self._told and self.failure is None:
+            self._retirement.call_off()
+            if self._alone:
+                self._alone, self.has_begun = "", False
 
     def join(self) -> None:
         """Waits for the end of the successor, if there is one. Raises the error that ended it while it served."""
@@ -95,6 +127,23 @@ class Succession:
             self._thread.join()
         if self._error is not None:
             raise self._error
+
+    @property
+    def _changes_folder(self) -> bool:
+        return self._place is not None and self._place.folder != self._folder
+
+    def _is_relieved(self, plan: Plan, workers: Sequence[WorkerInfo]) -> bool:
+        """Returns whether the successor and the workers that stay could form a route of the plan."""
+        leaving = succeeded(workers)
+        mine = next((one.numerics for one in workers if one.succeeds == self._retirement.worker_id), None)
+        return is_served(plan.split, [one for one in workers if one.id not in leaving], numerics=mine)
+
+    def _leave_first(self, why: str) -> None:
+        """Has the worker leave its stage before it loads another one, because of `why`."""
+        if self._changes_folder:
+            self._alone = why
+        else:
+            self.failure = why
 
     def _run(self, service: Service) -> None:
         """Runs the successor. An error before it serves has the worker leave its stage first, and then load again."""
@@ -115,4 +164,4 @@ class Succession:
         if service.is_overtaken or (ended and not service.split):  # or its record was lost
             self.service, self.has_begun = None, False
         else:
-            self.failure = "the plan gives this worker another stage, which could not be loaded beside this one"
+            self._leave_first("the plan gives this worker another stage, which could not be loaded beside this one")

@@ -12,8 +12,8 @@ from blockrelay.redis.client import check_redis, wait_for_redis
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.execution.process.executors import DeviceExecutors
-from blockrelay_worker.lifecycle.next_device import OtherDevices
-from blockrelay_worker.lifecycle.on_device import OnDevice
+from blockrelay_worker.lifecycle.device.next_device import OtherDevices
+from blockrelay_worker.lifecycle.device.on_device import OnDevice
 from blockrelay_worker.lifecycle.parts import WorkerParts
 from blockrelay_worker.lifecycle.service import StageService
 from blockrelay_worker.transport.redis_links import Links, Stopping, WorkerDrain
@@ -30,7 +30,7 @@ class Worker:
     def __init__(
         self,
         settings: WorkerSettings,
-        folder: BlockFolder,
+        folders: tuple[BlockFolder, ...],
         executors: Executors,
         stop: threading.Event,
         drain: WorkerDrain,
@@ -38,8 +38,11 @@ class Worker:
         number: int = 0,
         others: OtherDevices | None = None,
     ) -> None:
-        """`number` counts the workers that share `executors`, from 0; `others` may replace the device of these."""
-        self._stop = stop
+        """`folders` are the block folder to start with, then the same model in other precisions.
+
+        `number` counts the workers that share `executors`, from 0; `others` may replace the device of these.
+        """
+        self._stop, folder = stop, folders[0]
         model = settings.served_name(folder.model.name)
         registry = service_registry("worker", cell=settings.cell, model=model)
         metrics = WorkerMetrics(registry)
@@ -49,7 +52,7 @@ class Worker:
         self._status = StatusServer(settings.host, settings.port, metrics.registry, self._gaps)
         self._parts = WorkerParts(
             settings=settings,
-            folder=folder,
+            folders=folders,
             executors=executors,
             links=links,
             registry=registry,
@@ -57,7 +60,7 @@ class Worker:
             device=shared and OnDevice(shared, number, settings, links, metrics, folder.model_key, others),
             port=self._status.port,
         )
-        registry.tell_build(numerics=self._parts.numerics)
+        registry.tell_build(numerics=self._parts.numerics(folder))
 
     def run(self) -> None:
         """Registers and serves, again after every loss of the registration or the device, until stopped or drained."""

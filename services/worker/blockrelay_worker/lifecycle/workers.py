@@ -6,14 +6,16 @@ import time
 from dataclasses import replace
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.other_precisions import open_precisions
 from blockrelay.errors import BlockrelayError, DeviceFailed, DeviceLost, KnownAnswerMismatch, UsageError
 from blockrelay.exit_codes import BROKEN, complain, exit_code
 from blockrelay.observability.logs import get
 from blockrelay.settings import WorkerSettings
+from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.loader import Executors, executors_for, gpu_of
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.execution.process.renewal import opened_again_in_s
-from blockrelay_worker.lifecycle.next_device import OtherDevices
+from blockrelay_worker.lifecycle.device.next_device import OtherDevices
 from blockrelay_worker.lifecycle.worker import Worker
 from blockrelay_worker.transport.redis_links import WorkerDrain
 
@@ -82,11 +84,13 @@ class Workers:
             settings.gpu, settings.gpu_fallbacks if settings.gpu else "", python=settings.gpu_python or sys.executable
         )
         executors = self._executors = self._opened(folder, others)
+        able = isinstance(executors, CpuExecutors)  # others were opened for one folder
+        folders = open_precisions(folder, settings.other_folders if able else ())
         workers: list[Worker] = []
         for number, (stop, drain) in enumerate(self._ends):
             port = settings.port and settings.port + number
             own = settings.model_copy(update={"port": port})
-            workers.append(Worker(own, folder, executors, stop, drain, number=number, others=others))
+            workers.append(Worker(own, folders, executors, stop, drain, number=number, others=others))
         return workers
 
     def _opened(self, folder: BlockFolder, others: OtherDevices) -> Executors:

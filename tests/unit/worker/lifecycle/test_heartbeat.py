@@ -58,6 +58,7 @@ class Beating:
             self.table,
             run_id=run_id,
             model=MODEL,
+            folder=MODEL,
             pace=lambda: None,
             blocks=lambda: None,
             every_s=0.02,

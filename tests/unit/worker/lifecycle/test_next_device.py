@@ -12,8 +12,8 @@ import pytest
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import DeviceFailed, DeviceLost, UsageError
 from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
-from blockrelay_worker.lifecycle.device_claims import DeviceClaims
-from blockrelay_worker.lifecycle.next_device import OtherDevices, devices_of_host, in_order
+from blockrelay_worker.lifecycle.device.claims import DeviceClaims
+from blockrelay_worker.lifecycle.device.next_device import OtherDevices, devices_of_host, in_order
 
 pytestmark = pytest.mark.thorough
 
@@ -62,7 +62,7 @@ def test_devices_of_the_host_are_asked_for() -> None:
 _HOLDS = """
 import sys
 from pathlib import Path
-from blockrelay_worker.lifecycle.device_claims import DeviceClaims
+from blockrelay_worker.lifecycle.device.claims import DeviceClaims
 DeviceClaims(Path(sys.argv[1])).share("cuda:1")
 print("held", flush=True)
 sys.stdin.read()

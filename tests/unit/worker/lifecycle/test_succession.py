@@ -9,12 +9,14 @@ import pytest
 
 from blockrelay.errors import BlockFolderError
 from blockrelay.protocol.plan import Plan, Stage
-from blockrelay_worker.lifecycle.succession import Succession
+from blockrelay_worker.lifecycle.retirement import Retirement
+from blockrelay_worker.lifecycle.succession import Place, Succession
 from blockrelay_worker.transport.redis_links import Stopping
 from tests.support.cell import MODEL, Cell
 from tests.support.waiting import wait_until
 from tests.support.worker.links import links_of
 
+NEXT = Place(Stage(first=1, last=3), MODEL)
 PLAN = Plan(epoch=2, split="1-3,4-4", route_class="cpu", assignments={}, blocks={}, reasons=())
 
 
@@ -52,17 +54,24 @@ def service(old: Cell) -> Iterator[PlayedService]:
     played.over.set()
 
 
-def begun(cell: Cell, service: PlayedService | None) -> Succession:
-    asked: list[Stage] = []
+def begun(cell: Cell, service: PlayedService | None, place: Place = NEXT) -> Succession:
+    asked: list[Place] = []
 
-    def make(blocks: Stage) -> PlayedService | None:
-        asked.append(blocks)
+    def make(place: Place) -> PlayedService | None:
+        asked.append(place)
         return service
 
-    succession = Succession(links_of(cell), MODEL, make)
-    succession.begin(Stage(first=1, last=3))
-    assert asked == [Stage(first=1, last=3)] and succession.has_begun
+    succession = succession_of(cell, make)
+    succession.begin(place)
+    assert asked == [place] and succession.has_begun
     return succession
+
+
+def succession_of(cell: Cell, make: Callable[[Place], PlayedService | Literal["later"] | None]) -> Succession:
+    """The change of the worker `a`, which serves the folder with which it started."""
+    links = links_of(cell)
+    retirement = Retirement(links, MODEL, "a", split="1-2,3-4", folder=MODEL, numerics="n")
+    return Succession(links, MODEL, MODEL, retirement, make)
 
 
 def test_it_goes_when_every_stage_has_a_worker_that_stays(old: Cell, service: PlayedService) -> None:
@@ -99,10 +108,10 @@ def test_a_leave_is_called_off_until_it_has_begun(old: Cell, service: PlayedServ
 
 def test_one_that_comes_too_early_is_asked_for_again(old: Cell, service: PlayedService) -> None:
     answers: list[PlayedService | Literal["later"]] = ["later", service]
-    succession = Succession(links_of(old), MODEL, lambda _: answers.pop(0))
-    succession.begin(Stage(first=1, last=3))
+    succession = succession_of(old, lambda _: answers.pop(0))
+    succession.begin(NEXT)
     assert not succession.has_begun and succession.failure is None and not succession.is_over(PLAN)
-    succession.begin(Stage(first=1, last=3))
+    succession.begin(NEXT)
     assert succession.has_begun and succession.service is service
 
 
@@ -123,7 +132,7 @@ def test_one_that_another_plan_overtook_makes_room_for_the_next(old: Cell, servi
     assert succession.failure is None and succession.service is None
     service.is_overtaken = False
     service.over.clear()
-    succession.begin(Stage(first=1, last=3))
+    succession.begin(NEXT)
     assert succession.service is service
 
 

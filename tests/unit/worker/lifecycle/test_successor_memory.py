@@ -13,22 +13,20 @@ from blockrelay.protocol.plan import Stage
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.page_layout import layout_of
-from blockrelay_worker.lifecycle import service
+from blockrelay_worker.lifecycle import parts
 from blockrelay_worker.lifecycle.parts import WorkerParts
-from blockrelay_worker.lifecycle.service import StageService
 from tests.support.cell import Cell
 from tests.support.worker.links import links_of
-from tests.support.worker.stage_role import stage_role
 
 PAGES = 8
 
 
 @pytest.fixture
-def parts(cell: Cell, w8a8: BlockFolder) -> Iterator[WorkerParts]:
+def place(cell: Cell, w8a8: BlockFolder) -> Iterator[WorkerParts]:
     page_bytes = layout_of(w8a8, 1, 5).bytes_per_page
     yield WorkerParts(
         settings=WorkerSettings(host="h", model=w8a8.root, kv_bytes=PAGES * page_bytes),
-        folder=w8a8,
+        folders=(w8a8,),
         executors=CpuExecutors(1),
         links=links_of(cell),
         registry=service_registry("worker", cell="c", model="m"),
@@ -39,18 +37,15 @@ def parts(cell: Cell, w8a8: BlockFolder) -> Iterator[WorkerParts]:
 
 
 def test_blocks_that_are_loaded_need_no_memory(
-    parts: WorkerParts, w8a8: BlockFolder, monkeypatch: pytest.MonkeyPatch
+    place: WorkerParts, w8a8: BlockFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage, present = StageService(parts), parts.executors.load(w8a8, 1, 3, pages=2)
-    role = stage_role(w8a8, "a", split="1-3,4-5", stage=0, first=1, last=3)
+    present = place.executors.load(w8a8, 1, 3, pages=2)
     kv = PAGES * layout_of(w8a8, 1, 5).bytes_per_page
     beside = sum(w8a8.manifest.block_file(index).bytes for index in (4, 5))
 
     def fits(available: float) -> bool:
-        monkeypatch.setattr(service, "available_bytes", lambda: available)
-        made = stage._successor(role, Stage(first=1, last=5))  # pyright: ignore[reportPrivateUsage]
-        assert made is None or isinstance(made, StageService)
-        return made is not None
+        monkeypatch.setattr(parts, "available_bytes", lambda: available)
+        return place.fits_beside(w8a8, Stage(first=1, last=5), processes=1)
 
     enough = (kv + beside) / BESIDE_SHARE
     assert fits(enough + 2) and not fits(enough - 2)

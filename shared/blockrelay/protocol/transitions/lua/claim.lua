@@ -6,6 +6,8 @@
 -- A log with tokens continues under the numerics id that computed them; under another one only if MIGRATE has let it go, no
 -- worker of its id is back, and its client did not ask for `exact`. If a nondeterministic worker computed them, any worker
 -- may continue it, since none could compute them again. Routes of `exact` requests have no nondeterministic workers.
+-- A worker that retires, because the plan gives it another block folder, takes only requests pinned to its numerics id; no
+-- other request has a route through it.
 -- A request that denies fallbacks and whose GPU failed waits for GPUs for all stages that had one; a scheduler ends it when
 -- none come.
 -- Keeps I3, I4 (reservations), I11 (first runs by rank), I13, I15 (which pages are private), I16, I17.
@@ -91,7 +93,7 @@ local function give(r)
   for block in string.gmatch(r.denied_block, '%d+') do
     if not has_gpu(tonumber(block)) then return true end
   end
-  local route = find_route(reserve, r.pages_needed, failed_blocks(r), pure)
+  local route = find_route(reserve, r.pages_needed, failed_blocks(r), pure, pinned(r) and id_of(r.numerics) == me.numerics)
   if not route then
     -- A request with tokens whose pool is another worker's is not overtaken: this one would go on filling the later workers.
     local elsewhere = #me.stages > 1 and r.committed > 0 and r.pages_needed > me.pages and is_served(me.numerics, r)
@@ -235,13 +237,15 @@ for _, class in ipairs(classes()) do
   local where = me.model .. ':' .. class
   -- Requests that wait for this worker's numerics id are taken in both classes: no other device will take them.
   local mine = P .. 'pinned:' .. where .. ':' .. me.numerics
-  for _, key in ipairs({mine, P .. 'reruns:' .. where}) do
+  for _, key in ipairs(me.retires and {mine} or {mine, P .. 'reruns:' .. where}) do
     local front = redis.call('XRANGE', key, '-', '+', 'COUNT', WINDOW)
     if #front > 0 and (key == mine or takes(class, chance)) then
       if not staffed(chance) or give_stream(key, front) then return answer end
     end
   end
 end
+
+if me.retires then return answer end
 
 -- First runs: those whose deadline is near, then by rank.
 for _, class in ipairs(classes()) do

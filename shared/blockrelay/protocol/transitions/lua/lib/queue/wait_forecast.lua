@@ -49,7 +49,7 @@ end
 -- Returns what the workers of a model can do.
 -- Of all workers: `largest`, KV pages of the largest pool of each stage (also of silent workers: they may come back, and a
 -- refusal for size is final); `steady`, true if there is a whole route of deterministic workers.
--- Of live workers: `pages`, KV pages of the stage that has least; `workers` of the first stage and `slots`, the requests that
+-- Of live workers that take new requests: `pages`, KV pages of the stage that has least; `workers` of the first stage and `slots`, the requests that
 -- these run at once; `varies`, true if one is nondeterministic.
 -- Of live workers that have measured themselves: `row` and `token`, seconds per prompt token and per generated token of all
 -- together (nil if none has); `slowest`, seconds per prompt token of the slowest; `steps` for `step_among`.
@@ -58,7 +58,7 @@ local function survey(model)
   local pools, rows, tokens, measured, routes = {}, 0, 0, {}, {}
   local all = registered()
   for i = 1, #all, 2 do
-    local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'split', 'stage', 'pages', 'model', 'slots', 'row_us', 'step_us', 'recent_concurrency', 'varies', 'numerics')
+    local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'split', 'stage', 'pages', 'model', 'slots', 'row_us', 'step_us', 'recent_concurrency', 'varies', 'numerics', 'retires')
     if v[4] == model and v[3] then
       local stage, pages = v[1] .. '/' .. v[2], tonumber(v[3])
       found.largest[stage] = math.max(found.largest[stage] or 0, pages)
@@ -67,7 +67,7 @@ local function survey(model)
         routes[route] = routes[route] or {}
         routes[route][v[2]] = true
       end
-      if is_alive(all[i + 1]) then
+      if is_alive(all[i + 1]) and not v[11] then
         pools[stage] = (pools[stage] or 0) + pages
         found.varies = found.varies or v[9] == '1'
         if v[2] == '0' then

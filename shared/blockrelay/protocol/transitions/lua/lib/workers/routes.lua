@@ -4,7 +4,7 @@
 -- needs: workers/fleet
 
 -- The worker that claims, the first of every route: id, model, split, device (gpu or cpu), device_id (its name), epoch (of the
--- plan that gave it its stage), numerics, varies, pages (of its pool), free (pages not reserved), running (requests that it runs), and `stages` of its split, {first block, last block} of each.
+-- plan that gave it its stage), numerics, varies, retires (it takes only requests that have tokens of its numerics id), pages (of its pool), free (pages not reserved), running (requests that it runs), and `stages` of its split, {first block, last block} of each.
 local me
 
 -- The name of a worker's device, or its kind (gpu or cpu) if it has none.
@@ -13,12 +13,12 @@ local function named(device_id, device) return device_id and device_id ~= '' and
 -- Reads `me`. False when the worker may not claim: it is unknown, of a later stage, draining, without inbox or heartbeat.
 local function claims(worker)
   local v = redis.call('HMGET', P .. 'worker:' .. worker, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'pages_reserved',
-    'draining', 'varies', 'device_id', 'epoch')
+    'draining', 'varies', 'device_id', 'epoch', 'retires')
   if not v[1] or v[3] ~= '0' or redis.call('EXISTS', P .. 'inbox:' .. worker) == 0 then return false end
   if v[8] or not is_alive(redis.call('ZSCORE', P .. 'workers', worker)) then return false end
   local stages = {}
   for first, last in string.gmatch(v[2], '(%d+)-(%d+)') do stages[#stages + 1] = {tonumber(first), tonumber(last)} end
-  me = {id = worker, model = v[1], split = v[2], device = v[4], device_id = named(v[10], v[4]), epoch = v[11] or '0', numerics = v[5], varies = v[9] == '1', pages = tonumber(v[6]),
+  me = {id = worker, model = v[1], split = v[2], device = v[4], device_id = named(v[10], v[4]), epoch = v[11] or '0', numerics = v[5], varies = v[9] == '1', retires = v[12] ~= false, pages = tonumber(v[6]),
     free = tonumber(v[6]) - tonumber(v[7] or '0'), running = redis.call('SCARD', P .. 'worker-requests:' .. worker), stages = stages}
   return true
 end
@@ -51,17 +51,17 @@ local function roster()
 end
 
 -- Appends to `found`, or to a new list, those workers of `ids` that live, are ready and do not drain: {id, device, device_id,
--- epoch, numerics, varies, pages, free, running}. `ids` may be nil. `chance`: hex digits that choose the sample.
+-- epoch, numerics, varies, retires, pages, free, running}. `ids` may be nil. `chance`: hex digits that choose the sample.
 local function live(ids, chance, found)
   found = found or {}
   ids = ids or {}
   local first = #ids > SAMPLE and tonumber(string.sub(chance, 1, 8), 16) or 0
   for i = 1, math.min(#ids, SAMPLE) do
     local w = ids[(first + i) % #ids + 1]
-    local v = redis.call('HMGET', P .. 'worker:' .. w, 'pages', 'pages_reserved', 'draining', 'numerics', 'varies', 'device', 'device_id', 'epoch')
+    local v = redis.call('HMGET', P .. 'worker:' .. w, 'pages', 'pages_reserved', 'draining', 'numerics', 'varies', 'device', 'device_id', 'epoch', 'retires')
     if v[1] and not v[3] and is_alive(redis.call('ZSCORE', P .. 'workers', w))
       and redis.call('EXISTS', P .. 'inbox:' .. w) == 1 then
-      found[#found + 1] = {id = w, device = v[6], device_id = named(v[7], v[6]), epoch = v[8] or '0', numerics = v[4], varies = v[5] == '1', pages = tonumber(v[1]),
+      found[#found + 1] = {id = w, device = v[6], device_id = named(v[7], v[6]), epoch = v[8] or '0', numerics = v[4], varies = v[5] == '1', retires = v[9] ~= false, pages = tonumber(v[1]),
         free = tonumber(v[1]) - tonumber(v[2] or '0'), running = redis.call('SCARD', P .. 'worker-requests:' .. w)}
     end
   end
@@ -131,19 +131,21 @@ local function least_loaded(list, need, most)
   return best
 end
 
-local function steady(list)
+local function without(mark, list)
   local found = {}
   for _, c in ipairs(list) do
-    if not c.varies then found[#found + 1] = c end
+    if not c[mark] then found[#found + 1] = c end
   end
   return found
 end
 
 -- Returns the workers that may compute stage `s` of a request: CPUs if one of its blocks failed on a GPU, else GPUs; those of
--- the other kind if there are none. With `pure` only deterministic ones.
-local function allowed(s, failed, pure)
+-- the other kind if there are none. With `pure` only deterministic ones. With `keeps`, for a request with tokens of this
+-- worker's numerics id, also those that retire.
+local function allowed(s, failed, pure, keeps)
   local gpu, cpu = candidates[s].gpu, candidates[s].cpu
-  if pure then gpu, cpu = steady(gpu), steady(cpu) end
+  if pure then gpu, cpu = without('varies', gpu), without('varies', cpu) end
+  if not keeps then gpu, cpu = without('retires', gpu), without('retires', cpu) end
   local first, second = gpu, cpu
   for _, block in ipairs(failed) do
     if me.stages[s + 1][1] <= block and block <= me.stages[s + 1][2] then first, second = cpu, gpu end
@@ -163,12 +165,12 @@ local function has_gpu(block)
 end
 
 -- Returns a worker for each stage, `me` first; nil when a stage has no allowed worker that `has_room`. `failed`: numbers of the
--- blocks that failed on a GPU.
-local function find_route(need, most, failed, pure)
+-- blocks that failed on a GPU; `pure` and `keeps` are those of `allowed`.
+local function find_route(need, most, failed, pure, keeps)
   if not has_room(me, need, most) or (pure and me.varies) then return nil end
   local route = {me}
   for s = 1, #me.stages - 1 do
-    local chosen = least_loaded(allowed(s, failed, pure), need, most)
+    local chosen = least_loaded(allowed(s, failed, pure, keeps), need, most)
     if not chosen then return nil end
     route[#route + 1] = chosen
   end

@@ -16,8 +16,8 @@ from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.execution.process.stage import DeviceStage
-from blockrelay_worker.lifecycle.device_wait import wait_for_device
-from blockrelay_worker.lifecycle.next_device import OtherDevices
+from blockrelay_worker.lifecycle.device.next_device import OtherDevices
+from blockrelay_worker.lifecycle.device.wait import wait_for_device
 from blockrelay_worker.policy import RENEWAL_S
 from blockrelay_worker.transport.events import DeviceEnded, Event
 from blockrelay_worker.transport.mailbox import Mailbox

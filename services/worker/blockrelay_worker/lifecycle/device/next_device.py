@@ -18,7 +18,7 @@ from blockrelay.protocol.plan import CPU, GPU
 from blockrelay_worker.execution.loader import CPU_PROVIDER
 from blockrelay_worker.execution.onnx.tries import TRIES, what_next
 from blockrelay_worker.execution.process.executors import DeviceExecutors
-from blockrelay_worker.lifecycle.device_claims import DeviceClaims
+from blockrelay_worker.lifecycle.device.claims import DeviceClaims
 from blockrelay_worker.policy import LIST_DEVICES_S, LIST_POLL_S
 
 #: Opens the device of this name and returns its executors.

@@ -1,0 +1,99 @@
+"""Checks a change of a running cell to another precision, and says what it needs. Pure."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from blockrelay.errors import UsageError
+from blockrelay.protocol.plan import Plan, WorkerInfo, succeeded
+from blockrelay.protocol.served_folder import ServedFolder
+from blockrelay.quantities import format_quantity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precisions:
+    """The precisions of a running cell."""
+
+    model: str
+    """The model's key, which is that of the folder with which its workers started."""
+    wanted: str
+    """Key of the folder that the plan gives all workers."""
+    available: Mapping[str, ServedFolder]
+    """The folders that some worker can serve, by key."""
+    serving: Mapping[str, tuple[str, ...]]
+    """Ids of the workers that serve each folder, by key; also of those that finish their requests first."""
+    pending: tuple[str, ...]
+    """Ids of the workers that do not serve the wanted folder yet, or still load it."""
+
+    def name_of(self, key: str) -> str:
+        """Returns the precision of a folder; its key where no worker says which it is."""
+        return self.available[key].precision if key in self.available else key
+
+
+def precisions_of(workers: Sequence[WorkerInfo], plan: Plan, model: str) -> Precisions:
+    """Returns the precisions that the live `workers` of a model serve and can serve, beside that of the plan."""
+    wanted = plan.folder or model
+    alive = [worker for worker in workers if worker.is_alive]
+    serving: dict[str, list[str]] = defaultdict(list)
+    for worker in alive:
+        if worker.ready and worker.folder:
+            serving[worker.folder].append(worker.id)
+    return Precisions(
+        model=model,
+        wanted=wanted,
+        available={one.key: one for worker in alive for one in worker.folders},
+        serving={key: tuple(ids) for key, ids in serving.items()},
+        pending=tuple(w.id for w in alive if w.folders and not (w.ready and w.folder == wanted) and not w.draining),
+    )
+
+
+def check_change(workers: Sequence[WorkerInfo], plan: Plan, model: str, precision: str) -> ServedFolder:
+    """Returns the folder of `precision`, to which all live workers of the model can change.
+
+    Raises UsageError, one line: for a precision that a worker does not have, while another change goes on, and for a
+    worker whose machine has no memory for its part of it.
+    """
+    now = precisions_of(workers, plan, model)
+    found = [folder for folder in now.available.values() if precision in (folder.precision, folder.key)]
+    if not found:
+        have = ", ".join(sorted({folder.precision for folder in now.available.values()}))
+        raise UsageError(
+            f"no worker has a folder of precision {precision} (there is {have or 'none'}): start workers with "
+            "--other-precision DIR"
+        )
+    folder = found[0]
+    leaving = succeeded(workers)
+    serving = [one for one in workers if one.is_alive and not one.draining and one.id not in leaving]
+    if lacking := [one for one in serving if one.folders and folder.key not in {each.key for each in one.folders}]:
+        where = f" on {lacking[0].device_id}" if lacking[0].device_id else ""
+        raise UsageError(
+            f"worker {lacking[0].id}{where} does not have {folder.precision}: start it with --other-precision DIR; a "
+            "GPU's process keeps the folder that it started with"
+        )
+    if folder.key != now.wanted and now.pending:
+        raise UsageError(
+            f"a change to {now.name_of(now.wanted)} is not over: {now.pending[0]} does not serve it yet; wait until "
+            "`blockrelay precision` shows that all do"
+        )
+    _check_memory(serving, folder)
+    return folder
+
+
+def _check_memory(workers: Sequence[WorkerInfo], folder: ServedFolder) -> None:
+    """Raises UsageError where the workers of a machine need more memory than is free once they have left their stages.
+
+    A stage needs its weights, and KV pages for one request of full length.
+    """
+    by_node: dict[str, list[WorkerInfo]] = defaultdict(list)
+    for worker in workers:
+        if worker.stage is not None and worker.folder != folder.key:
+            by_node[worker.node].append(worker)
+    for node, moving in by_node.items():
+        needed = sum(one.bytes for worker in moving for one in worker.folders if one.key == folder.key)
+        room = min(worker.free_bytes for worker in moving) + sum(worker.held_bytes for worker in moving)
+        if needed > room:
+            lacking = format_quantity(needed - room, "B")
+            raise UsageError(
+                f"worker {moving[0].id} could not hold its part of {folder.precision}: {node} lacks {needed - room} "
+                f"bytes ({lacking}) for its weights and KV pages of one request; add memory, or use more machines"
+            )

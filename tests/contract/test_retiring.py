@@ -1,0 +1,114 @@
+"""A worker that retires, because it gets another block folder, finishes what it has begun and takes nothing new."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from blockrelay.protocol.plan import Plan
+from blockrelay.redis.registry import read_workers
+from blockrelay_worker.lifecycle.retirement import Retirement
+from tests.support.cell import MODEL, Cell
+from tests.support.worker.links import links_of
+
+PLAN = Plan(epoch=2, split="1-4", route_class="cpu", assignments={"a": 0, "b": 0}, blocks={}, reasons=(), folder="f2")
+
+
+@pytest.fixture
+def fleet(cell: Cell) -> Iterator[Cell]:
+    """A worker `a` of the numerics id `n1`, and `b` of `n2`."""
+    cell.agree(dead_after_s=3600)
+    cell.worker("a", split="1-4")
+    cell.worker("b", split="1-4", numerics="n2")
+    yield cell
+
+
+def retires(cell: Cell, worker: str) -> None:
+    cell.client.hset(cell.keys.worker(worker), "retires", 1)
+
+
+def retirement_of(cell: Cell, worker: str = "a", numerics: str = "n1") -> Retirement:
+    return Retirement(links_of(cell), MODEL, worker, split="1-4", folder=MODEL, numerics=numerics)
+
+
+def may_go(cell: Cell, retirement: Retirement, plan: Plan = PLAN) -> bool:
+    return retirement.is_complete(plan, read_workers(cell.client, cell.keys, MODEL))
+
+
+def test_it_takes_no_new_request(fleet: Cell) -> None:
+    retires(fleet, "a")
+    fleet.accept()
+    assert not fleet.claim("a")
+    assert [run.request_id for run in fleet.claim("b")] == ["req-1"]
+
+
+def test_it_goes_on_with_requests_that_have_its_tokens(fleet: Cell) -> None:
+    run = fleet.begin("a", [7, 8])
+    retires(fleet, "a")
+    fleet.rerun(run)
+    assert not fleet.claim("b"), "nobody else can continue its bits"
+    (again,) = fleet.claim("a")
+    assert list(again.tokens) == [7, 8]
+
+
+def test_one_without_a_token_starts_again_elsewhere(fleet: Cell) -> None:
+    run = fleet.begin("a")
+    retires(fleet, "a")
+    fleet.rerun(run)
+    assert not fleet.claim("a")
+    assert [again.request_id for again in fleet.claim("b")] == ["req-1"]
+
+
+def test_no_new_request_has_a_route_through_one_of_a_later_stage(cell: Cell) -> None:
+    cell.agree(dead_after_s=3600)
+    for stage, name in enumerate("ab"):
+        cell.worker(name, stage=stage)
+    run = cell.begin("a", [7])
+    retires(cell, "b")
+    cell.accept("req-2")
+    assert not cell.claim("a")
+    cell.rerun(run)
+    assert [again.request_id for again in cell.claim("a")] == ["req-1"], "those with tokens have"
+
+
+def test_it_stays_until_no_request_needs_its_bits(fleet: Cell) -> None:
+    run, retirement = fleet.begin("a", [7]), retirement_of(fleet)
+    assert not may_go(fleet, retirement), "the first look only begins"
+    assert fleet.client.hget(fleet.keys.worker("a"), "retires") == b"1"
+    assert not may_go(fleet, retirement), "a request runs here"
+    fleet.rerun(run)
+    assert not may_go(fleet, retirement), "it waits for this id"
+    (again,) = fleet.claim("a")
+    fleet.commit(again, 1, [8], end="stop")
+    assert may_go(fleet, retirement)
+
+
+def test_a_request_of_another_worker_of_its_id_keeps_it(fleet: Cell) -> None:
+    fleet.worker("a2", split="1-4")
+    fleet.begin("a2", [7])
+    retirement = retirement_of(fleet)
+    assert not may_go(fleet, retirement) and not may_go(fleet, retirement), "the other one is told to change too"
+
+
+def test_it_goes_where_others_of_its_id_stay(fleet: Cell) -> None:
+    fleet.begin("a", [7])
+    retirement = retirement_of(fleet)
+    fleet.worker("a2", split="1-4")
+    staying = replace(PLAN, assignments={"a": 0, "b": 0, "a2": 0}, other_folders={"a2": MODEL})
+    assert not may_go(fleet, retirement, staying)
+    assert may_go(fleet, retirement, staying)
+
+
+def test_it_is_called_off(fleet: Cell) -> None:
+    retirement = retirement_of(fleet)
+    may_go(fleet, retirement)
+    retirement.call_off()
+    fleet.accept()
+    assert [run.request_id for run in fleet.claim("a")] == ["req-1"]
+    assert not may_go(fleet, retirement), "another one begins from the start"
+
+
+def test_one_that_is_dead_gets_no_record(fleet: Cell) -> None:
+    fleet.client.delete(fleet.keys.worker("a"))
+    may_go(fleet, retirement_of(fleet))
+    assert not fleet.client.exists(fleet.keys.worker("a"))

@@ -1,0 +1,87 @@
+"""The block folder of each worker while a cell changes from one precision to another."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from blockrelay.protocol.plan import Plan, WorkerInfo
+from blockrelay.protocol.planned_split import equal_parts
+from blockrelay.protocol.served_folder import folders_from_json, folders_to_json
+from blockrelay_scheduler.planning.plan_builder import decide
+from tests.support.two_folders import BOTH, MODEL, OTHER, worker
+
+
+class Changing:
+    """A cell of some workers; each look gives it the plan that a scheduler would publish."""
+
+    def __init__(self, workers: Sequence[WorkerInfo], stages: int) -> None:
+        self.workers, self.stages = list(workers), stages
+        self.plan = self._decided("", None)
+
+    def _decided(self, folder: str, current: Plan | None) -> Plan:
+        planned = replace(equal_parts(4, self.stages), folder=folder)
+        return decide(self.workers, planned=planned, current=current).plan
+
+    def look(self, folder: str = OTHER) -> Mapping[str, str]:
+        """The folder of each worker by the next plan."""
+        self.plan = self._decided(folder, self.plan)
+        return {one.id: self.plan.folder_of(one.id) or MODEL for one in self.workers}
+
+    def now(self, name: str, **fields: object) -> None:
+        self.workers = [replace(one, **fields) if one.id == name else one for one in self.workers]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_plan_names_no_folder_before_somebody_wants_another_one() -> None:
+    cell = Changing([worker("a", 0)], 1)
+    assert (cell.plan.folder, cell.plan.other_folders) == ("", {})
+    assert "folder" not in cell.plan.to_json(), "services of the release before read the plan"
+
+
+def test_half_of_each_stage_changes_at_once_and_the_last_ones_together() -> None:
+    cell = Changing([worker(f"{stage}{n}", stage, 2) for stage in (0, 1) for n in range(3)], 2)
+    first = {"00": OTHER, "01": MODEL, "02": MODEL, "10": OTHER, "11": MODEL, "12": MODEL}
+    assert cell.look() == first
+    assert cell.look() == first, "the next ones wait"
+    for name in ("00", "10"):
+        cell.now(name, ready=False, stage=None, folder=OTHER)
+    assert cell.look() == first, "they load"
+    for name, stage in (("00", 0), ("10", 1)):
+        cell.now(name, ready=True, stage=stage, folder=OTHER)
+    assert cell.look() == {**first, "01": OTHER, "11": OTHER}
+    for name in ("01", "11"):
+        cell.now(name, folder=OTHER)
+    assert set(cell.look().values()) == {OTHER}, "the last of each stage together"
+    assert cell.plan.other_folders == {}
+
+
+def test_a_stage_with_one_worker_has_all_change_together() -> None:
+    cell = Changing([worker("a", 0, 2), worker("b", 0, 2), worker("c", 1, 2)], 2)
+    assert set(cell.look().values()) == {OTHER}
+    assert set(cell.look().values()) == {OTHER}, "and no look takes it back"
+
+
+def test_a_change_back_keeps_those_that_have_not_begun() -> None:
+    cell = Changing([worker("a", 0), worker("b", 0)], 1)
+    assert cell.look() == {"a": OTHER, "b": MODEL}
+    assert set(cell.look("").values()) == {MODEL}
+
+
+def test_a_worker_without_the_folder_keeps_its_own() -> None:
+    cell = Changing([worker("a", 0), worker("gpu", 0, folders=BOTH[:1])], 1)
+    assert cell.look() == {"a": OTHER, "gpu": MODEL}
+    cell.now("a", folder=OTHER)
+    assert cell.look() == {"a": OTHER, "gpu": MODEL}
+
+
+def test_a_newcomer_gets_the_folder_that_is_wanted() -> None:
+    cell = Changing([worker("a", 0)], 1)
+    cell.workers.append(worker("b", None))
+    assert cell.look()["b"] == OTHER
+
+
+def test_records_say_which_folders_a_worker_can_serve() -> None:
+    assert folders_from_json(folders_to_json(BOTH).encode()) == BOTH
+    assert folders_from_json(None) == (), "a worker of a release that wrote none"
+    with pytest.raises(TypeError):
+        folders_from_json(b'[{"key": "k"}]')

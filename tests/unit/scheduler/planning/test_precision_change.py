@@ -1,0 +1,73 @@
+"""Which changes of precision a running cell can make, and what refuses the others."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from blockrelay.errors import UsageError
+from blockrelay.protocol.plan import Plan, WorkerInfo
+from blockrelay.protocol.planned_split import equal_parts
+from blockrelay.protocol.served_folder import ServedFolder
+from blockrelay_scheduler.planning.plan_builder import decide
+from blockrelay_scheduler.planning.precision_change import check_change, precisions_of
+from tests.support.two_folders import BOTH, MODEL, OTHER, worker
+
+PLAN = decide([worker("a", 0)], planned=equal_parts(4, 1), current=None).plan
+
+
+def with_bytes(needed: int) -> tuple[ServedFolder, ...]:
+    return tuple(replace(folder, bytes=needed) for folder in BOTH)
+
+
+def refused(workers: Sequence[WorkerInfo], precision: str = "w4a8", plan: Plan = PLAN) -> str:
+    with pytest.raises(UsageError) as error:
+        check_change(workers, plan, MODEL, precision)
+    return str(error.value)
+
+
+def test_the_precision_and_the_key_name_a_folder() -> None:
+    assert check_change([worker("a", 0)], PLAN, MODEL, "w4a8").key == OTHER
+    assert check_change([worker("a", 0)], PLAN, MODEL, OTHER).precision == "w4a8"
+
+
+def test_one_that_no_worker_has_is_refused() -> None:
+    assert "no worker has a folder of precision fp32 (there is w4a8, w8a8)" in refused([worker("a", 0)], "fp32")
+
+
+def test_one_that_a_worker_lacks_is_refused() -> None:
+    said = refused([worker("a", 0), worker("g", 0, folders=BOTH[:1], device_id="webgpu:0")])
+    assert said.startswith("worker g on webgpu:0 does not have w4a8")
+
+
+def test_a_change_during_a_change_is_refused() -> None:
+    plan = replace(PLAN, folder=OTHER)
+    assert refused([worker("a", 0)], "w8a8", plan).startswith("a change to w4a8 is not over: a does not serve it yet")
+    assert check_change([worker("a", 0)], plan, MODEL, "w4a8").key == OTHER, "the same one again changes nothing"
+
+
+@pytest.mark.parametrize(("free", "fits"), [(29, False), (30, True)])
+def test_memory_is_that_of_a_machine_when_its_workers_have_left(free: int, fits: bool) -> None:
+    needed = with_bytes(100)
+    workers = [
+        worker("a", 0, folders=needed, held_bytes=80, free_bytes=free, node="x"),
+        worker("b", 0, folders=needed, held_bytes=90, free_bytes=1000, node="x"),
+    ]
+    elsewhere = worker("c", 0, folders=needed, held_bytes=0, free_bytes=100, node="y")
+    if fits:
+        assert check_change([*workers, elsewhere], PLAN, MODEL, "w4a8").key == OTHER
+    else:
+        assert refused([*workers, elsewhere]).startswith(
+            "worker a could not hold its part of w4a8: x lacks 1 bytes (1 B) for its weights"
+        )
+
+
+def test_who_serves_what() -> None:
+    found = precisions_of(
+        [worker("a", 0, folder=OTHER), worker("b", 0, retires=True), worker("c", None, folder=OTHER)],
+        replace(PLAN, folder=OTHER),
+        MODEL,
+    )
+    assert found.serving == {OTHER: ("a",), MODEL: ("b",)}
+    assert (found.wanted, found.pending) == (OTHER, ("b", "c"))
+    assert [found.name_of(key) for key in (MODEL, OTHER, "gone")] == ["w8a8", "w4a8", "gone"]
