@@ -76,7 +76,8 @@ class WorkerParts:
     def fits_beside(self, folder: BlockFolder, blocks: Stage, *, processes: int) -> bool:
         """Returns whether memory has room for another stage beside the present one.
 
-        It needs KV pages, and weights of blocks that this process has not loaded. `processes` workers of the model on this machine may need as much at the same moment.
+        It needs KV pages, and weights of blocks that this process has not loaded. `processes` workers of the model on
+        this machine may need as much at the same moment.
         """
         needed = self.executors.bytes_to_load(folder.manifest, blocks.first, blocks.last)
         needed += self.pages(folder, blocks) * page_bytes_of(folder, blocks)
