@@ -1,6 +1,6 @@
 """The command line of the converter, behind `blockrelay convert`.
 
-python -m blockrelay_converter CHECKPOINT OUT [--precision P | --budget-perplexity B --text FILE]
+python -m blockrelay_converter CHECKPOINT OUT [--precision P | --budget-perplexity B --text FILE | --like FOLDER]
 """
 
 import sys
@@ -61,17 +61,26 @@ def main(
             "the original",
         ),
     ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="block folder whose precisions, context and calibration are taken, such as that of the model that "
+            "CHECKPOINT was fine-tuned from: blocks whose tensors did not change become hard links to its files",
+        ),
+    ] = None,
     known_answers: Annotated[
         bool, typer.Option(help="compute the output that each block must give; workers refuse a model without it")
     ] = True,
 ) -> None:
     """Convert a checkpoint of the Llama, Mistral, Qwen2 or Qwen3 family to a block folder."""
-    _check(budget_perplexity, text, precision, known_answers)
+    _check(budget_perplexity, text, precision, known_answers, like)
     if not (checkpoint / "block_1.onnx").exists():  # ONNX blocks get a refusal of their own from `read_source`
         refuse_other_folders(checkpoint)
     # Imported after the checks: these modules take a second to load.
     from blockrelay_converter.convert import convert
     from blockrelay_converter.mixing.budget import convert_within_budget, parse_budget, report_lines
+    from blockrelay_converter.mixing.like import open_like
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
@@ -82,12 +91,12 @@ def main(
         progress.start()  # not earlier: a refusal is one line and nothing else
         progress.update(task, description=what, advance=done, total=total)
 
-    budget = None if budget_perplexity is None else parse_budget(budget_perplexity)
+    budget, earlier = None if budget_perplexity is None else parse_budget(budget_perplexity), None
     if budget is not None and text is not None:
         run_conversion = partial(convert_within_budget, budget=budget, text=text, tokens=tokens)
     else:
-        chosen = DEFAULT_PRECISION if precision is None else precision
-        run_conversion = partial(convert, precision=chosen, answers=known_answers)
+        earlier = None if like is None else open_like(like, out)
+        run_conversion = partial(convert, precision=precision, answers=known_answers, like=earlier)
     try:
         manifest = run_conversion(
             checkpoint, out, report=report, note=_note, name=name, max_position=max_position, force=force,
@@ -99,6 +108,8 @@ def main(
         typer.echo("\n".join(report_lines(out)))
     elif calibrate is not None:
         _show_errors(out)
+    if earlier is not None:
+        typer.echo(earlier.line())
     size = sum(file.bytes for file in manifest.files.values())
     typer.echo(f"{out}: {manifest.model.name}, {manifest.precision}, {manifest.model.blocks} blocks, {size} bytes")
 
@@ -107,8 +118,14 @@ def _note(line: str) -> None:
     typer.echo(f"note: {line}", err=True)
 
 
-def _check(budget: str | None, text: Path | None, precision: str | None, known_answers: bool) -> None:
+def _check(
+    budget: str | None, text: Path | None, precision: str | None, known_answers: bool, like: Path | None
+) -> None:
     """Raises UsageError for options that do not go together."""
+    if like is not None and budget is not None:
+        raise UsageError("--budget-perplexity chooses the precisions, --like takes those of a folder: leave one out")
+    if like is not None and not known_answers:
+        raise UsageError("--like takes the known answers of a folder: leave out --no-known-answers")
     if (budget is None) != (text is None):
         raise UsageError("--budget-perplexity and --text FILE go together: the perplexity is measured on that text")
     if budget is not None and precision is not None:
@@ -119,7 +136,7 @@ def _check(budget: str | None, text: Path | None, precision: str | None, known_a
 
 def _show_errors(out: Path) -> None:
     """Prints the calibration report in the block folder `out` as an aligned table."""
-    from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table
+    from blockrelay_converter.quantisation.calibration_record import REPORT_NAME, report_table
 
     typer.echo("relative error of each linear's output, before > after smoothing")
     typer.echo(aligned(report_table((out / REPORT_NAME).read_bytes())))

@@ -4,6 +4,7 @@ The output file is memory-mapped, so that quantised columns go to their place wi
 of a conversion without calibration is a handful of chunks, whatever the size of a layer.
 """
 
+import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -209,6 +210,23 @@ class BlockSource:
             _check_range(self._parts[index, name][0].name, values, out)
             out[rows] = smoothing.apply(name, rows, values)
             progress(out[rows].nbytes)
+
+
+def source_digest(weights: WeightSource, model: ModelConfig, index: int, *, tied: bool) -> str:
+    """Returns the SHA-256 (hex) of the tensors of a checkpoint that block `index` is made of, as float32.
+
+    `weights` are not rotated. Raises what they raise.
+    """
+    digest = hashlib.sha256()
+    for name, shapes in _source_tensors(model, index, tied=tied).items():
+        for source, shape in shapes.items():
+            digest.update(f"{name} {list(shape)}\n".encode())
+            tensor = weights.tensor(source, shape)
+            step = max(1, _CHUNK_VALUES * shape[0] // math.prod(shape))
+            for start in range(0, shape[0], step):
+                digest.update(tensor.rows(start, min(start + step, shape[0])).astype("<f4").tobytes())
+            tensor.forget()
+    return digest.hexdigest()
 
 
 def _check_range(source: str, values: NDArray[np.float32], out: NDArray[Any]) -> None:

@@ -17,12 +17,12 @@ def known_answers(
 ) -> dict[int, str]:
     """Returns the SHA-256 (hex) of each block's output for a fixed input, by block index.
 
-    `folder` is a block folder, complete but for the answers. `blocks` are the indexes of all blocks in exact
-    precisions, in order. `done` is called with each index as soon as its answer is there. Raises ExecutionError with
+    `folder` is a block folder, complete but for the answers. `blocks` are indexes of blocks in exact precisions, in
+    order. `done` is called with each index as soon as its answer is there. Raises ExecutionError with
     the worker's last line if the worker fails, and for answers that are missing or for other blocks.
     """
     answers: dict[int, str] = {}
-    command = [sys.executable, "-m", _MODULE, str(folder)]
+    command = [sys.executable, "-m", _MODULE, str(folder), *map(str, blocks)]
     # w4a8 has many small matmuls: threads of NumPy's BLAS wait for each other, which takes ten times as long.
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     what = "the known answers could not be computed"

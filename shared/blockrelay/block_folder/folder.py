@@ -9,7 +9,7 @@ links within their folder (`weight_places.check_inside`).
 import hashlib
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from blockrelay.block_folder.manifest import (
     ONNX_BLOCKS_NAME,
     ROTARY_NAME,
     TOKENIZER_NAME,
+    FileSpec,
     Manifest,
     decode_manifest,
 )
@@ -56,6 +57,8 @@ class BlockFolder:
     manifest: Manifest
     onnx_root: Path | None = None
     """The folder with the files of ONNX blocks made by others; None for other models."""
+    unchecked: frozenset[int] = frozenset()
+    """Numbers of the blocks whose files were not read: `check_blocks` compares them with the manifest."""
 
     @property
     def model(self) -> ModelConfig:
@@ -156,19 +159,42 @@ def open_block_folder(
             raise BlockFolderError(f"{places[path]}: {IS_POINTER}")
         if size != spec.bytes:
             raise BlockFolderError(f"{places[path]}: altered: {size} bytes instead of {spec.bytes}")
-    read = {path: spec for path, spec in manifest.files.items() if path not in unread}
-    with ThreadPoolExecutor(cores(), thread_name_prefix="sha256") as pool:
-        sums = list(pool.map(file_sha256, (places[path] for path in read)))
-    for (path, spec), sha256 in zip(read.items(), sums, strict=True):
-        if sha256 != spec.sha256:
-            raise BlockFolderError(f"{places[path]}: altered: its SHA-256 is not the one in {MANIFEST_NAME}")
-    folder = BlockFolder(root=root, manifest=manifest, onnx_root=onnx_root)
+    unchecked = frozenset(block.index for block in manifest.blocks if block.file in unread)
+    folder = BlockFolder(root=root, manifest=manifest, onnx_root=onnx_root, unchecked=unchecked)
+    _check_sums({places[path]: spec for path, spec in manifest.files.items() if path not in unread})
     for block in manifest.blocks:
-        if block.file not in unread and in_groups(manifest.precision_of(block.index)):
-            _check_groups(folder, block.index)
-        if block.file not in unread and manifest.basis == "rotated":
-            _check_rotated(folder, block.index)
+        if block.file not in unread:
+            _check_content(folder, block.index)
     return folder
+
+
+def check_blocks(folder: BlockFolder, blocks: Collection[int]) -> None:
+    """Compares the files of `blocks` with the manifest, those that were not checked when the folder was opened.
+
+    Raises BlockFolderError as `open_block_folder` does. Not for models of ONNX blocks made by others.
+    """
+    manifest = folder.manifest
+    specs = [manifest.block(index) for index in sorted(folder.unchecked & set(blocks))]
+    _check_sums({folder.root / block.file: manifest.files[block.file] for block in specs})
+    for block in specs:
+        _check_content(folder, block.index)
+
+
+def _check_sums(files: Mapping[Path, FileSpec]) -> None:
+    """Raises BlockFolderError that names the first file with another SHA-256 than its own here."""
+    with ThreadPoolExecutor(cores(), thread_name_prefix="sha256") as pool:
+        sums = list(pool.map(file_sha256, files))
+    for (place, spec), sha256 in zip(files.items(), sums, strict=True):
+        if sha256 != spec.sha256:
+            raise BlockFolderError(f"{place}: altered: its SHA-256 is not the one in {MANIFEST_NAME}")
+
+
+def _check_content(folder: BlockFolder, index: int) -> None:
+    """Raises BlockFolderError for numbers in the file of a block that its precision or the folder's basis excludes."""
+    if in_groups(folder.manifest.precision_of(index)):
+        _check_groups(folder, index)
+    if folder.manifest.basis == "rotated":
+        _check_rotated(folder, index)
 
 
 def _check_groups(folder: BlockFolder, index: int) -> None:

@@ -157,6 +157,10 @@ class Manifest:
             raise BlockFolderError(f"there is no block_{index}: the model has block_1 to block_{len(self.blocks)}")
         return self.blocks[index - 1]
 
+    def block_file(self, index: int) -> FileSpec:
+        """Returns what the file of block `index` must be, 1 to N. Raises BlockFolderError for another index."""
+        return self.files[self.block(index).file]
+
     def numerics_inputs(self) -> dict[str, str]:
         """Returns the folder's part of the numerics id: the SHA-256 of its graphs and rotary tables, by path.
 

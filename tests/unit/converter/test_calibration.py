@@ -19,7 +19,8 @@ from blockrelay.block_folder.model import Precision, is_exact
 from blockrelay.errors import UsageError
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.convert import convert
-from blockrelay_converter.quantisation.calibration import REPORT_NAME, report_table, sequences
+from blockrelay_converter.quantisation.calibration import sequences
+from blockrelay_converter.quantisation.calibration_record import REPORT_NAME, report_table
 from blockrelay_converter.quantisation.groups import group_values, quantise_groups
 from blockrelay_converter.quantisation.smoothing import exponents_for, smooth
 from blockrelay_converter.quantisation.smoothing_scales import Smoothing, channels_of, layer_smoothing

@@ -10,6 +10,7 @@ from blockrelay.block_folder.manifest import MANIFEST_NAME, FileSpec, Manifest, 
 from blockrelay.block_folder.model import Precision, graph_kinds
 from blockrelay.block_folder.precisions import all_exact
 from blockrelay.errors import BlockFolderError
+from blockrelay_converter.quantisation.calibration_record import REPORT_NAME, read_record
 
 
 def link_mix(parts: Sequence[BlockFolder], precisions: Sequence[Precision], out: Path) -> Manifest:
@@ -17,8 +18,9 @@ def link_mix(parts: Sequence[BlockFolder], precisions: Sequence[Precision], out:
 
     `precisions` has one entry per block. Each block comes from the first of `parts` that has it in that precision;
     tokenizer, rotary tables and the like come from `parts[0]`. `parts` are conversions of one checkpoint on the file
-    system of `out`. Together they have each block in its precision, and all graphs of the mix. `out` exists and must
-    not have any of these files. Raises BlockFolderError for parts in two bases, whose blocks do not fit together.
+    system of `out`, with one calibration text or none. Together they have each block in its precision, and all graphs
+    of the mix. `out` exists and must not have any of these files. Raises BlockFolderError for parts in two bases, whose
+    blocks do not fit together.
     """
     if len(bases := {part.manifest.basis for part in parts}) > 1:
         raise BlockFolderError(f"the residual stream is in two bases, {' and '.join(sorted(bases))}: convert again")
@@ -50,4 +52,12 @@ def link_mix(parts: Sequence[BlockFolder], precisions: Sequence[Precision], out:
     )
     check_manifest(manifest)
     (out / MANIFEST_NAME).write_bytes(manifest.encode())
+    record = read_record(parts[0].root, main)
+    if record is not None:
+        mixed = {
+            block.index: own.blocks[block.index]
+            for block in blocks
+            if (own := read_record(sources[block.file].root, sources[block.file].manifest)) is not None
+        }
+        (out / REPORT_NAME).write_bytes(replace(record, blocks=mixed).encode())
     return manifest

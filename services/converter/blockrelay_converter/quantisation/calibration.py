@@ -3,17 +3,18 @@
 For each layer that is its smoothing (`smoothing`), and how its weights make up for the errors of others (`gptq`).
 """
 
-import hashlib
-import json
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockrelay.block_folder.model import LINEARS, hadamard_size, quantises_rows, row_group
+from blockrelay.block_folder.model import hadamard_size, quantises_rows, row_group
 from blockrelay.errors import UsageError
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_converter.block_writer import BlockSource, rounded
+from blockrelay_converter.quantisation.calibration_record import CalibratedBlock, CalibrationRecord
 from blockrelay_converter.quantisation.float_model import FloatModel
 from blockrelay_converter.quantisation.gptq import feedback_of
 from blockrelay_converter.quantisation.hadamard import transform
@@ -22,22 +23,11 @@ from blockrelay_converter.quantisation.smoothing_scales import Smoothing, channe
 from blockrelay_converter.rotary import Rotation
 from blockrelay_converter.weight_source import F64
 
-REPORT_NAME = "calibration.json"
 #: Number of tokens that are read, in pieces of this length spread evenly over the text, and the fewest that will do:
 #: from fewer, GPTQ learns what happens to come together in them.
 _TOKENS, _LENGTH, _FEWEST_TOKENS = 2048, 512, 2048
 #: Number of rows on which errors are measured.
 _MEASURED_ROWS = 128
-
-
-def report_table(report: bytes) -> list[tuple[str, ...]]:
-    """Returns a calibration.json, given as bytes, as rows of a table: a heading, then each block's errors by linear."""
-    blocks = json.loads(report)["relative_errors"]
-    lines: list[tuple[str, ...]] = [("block", *LINEARS)]
-    for block, linears in blocks.items():
-        pairs = [linears.get(linear) for linear in LINEARS]
-        lines.append((block, *("" if one is None else f"{one['before']:.4f} > {one['after']:.4f}" for one in pairs)))
-    return lines
 
 
 def sequences(tokenizer: Tokenizer, text: str, *, context: int) -> NDArray[np.int64]:
@@ -64,12 +54,15 @@ class Calibration:
     Memory: some matrices of activations in float64, 1.2 GB for a model of 8 billion parameters.
     """
 
-    def __init__(self, source: BlockSource, rotation: Rotation, tokens: NDArray[np.int64], text: str) -> None:
-        """`tokens` [S, L] are the `sequences` of `text`. Raises UsageError for tokens outside the vocabulary."""
+    def __init__(self, source: BlockSource, rotation: Rotation, tokens: NDArray[np.int64], text_sha256: str) -> None:
+        """`tokens` [S, L] are the `sequences` of a text with this SHA-256 (hex).
+
+        Raises UsageError for tokens outside the vocabulary.
+        """
         known = source.model.vocab_size
         if int(tokens.max()) >= known:
             raise UsageError(f"tokenizer.json knows token {int(tokens.max())}, the model only {known} tokens")
-        self._source, self._tokens, self._text = source, tokens.size, text
+        self._source, self._tokens, self._text_sha256 = source, tokens, text_sha256
         self._floats = FloatModel(source, *rotation.tables(0, tokens.shape[1]))
         self._x = self._floats.embed(tokens.reshape(-1))
         rows = len(self._x)
@@ -117,22 +110,33 @@ class Calibration:
             transform(columns, size)
         return smoothed, feedback_of(columns)
 
-    def report(self) -> bytes:
-        """Returns the bytes of calibration.json: each linear's relative error before and after smoothing.
+    def pass_through(self, index: int) -> None:
+        """Runs block `index` like `run` without a look at how it is rounded: it has been, in a folder before."""
+        self._linears[index] = {}
+        if index < self._source.model.blocks:
+            self._floats.layer(self._x, index, lambda *_: None)
 
-        The file is not in the manifest: its last (fourth) digit may differ between machines, and the model hash must
-        not.
+    def record(
+        self, sources: Mapping[int, str], files: Mapping[int, str], kept: Mapping[int, CalibratedBlock]
+    ) -> CalibrationRecord:
+        """Returns what calibration.json says of the folder, once all blocks have run.
+
+        `sources` and `files` have the SHA-256 of the tensors and of the file of each block, by number, and `kept` the
+        blocks of an earlier folder that were taken as they are.
         """
-        blocks = {
-            f"block_{index}": {
-                name: {"before": _short(one.before), "after": _short(one.after), "share": one.share}
-                for name, one in linears.items()
-            }
+        own = {
+            index: CalibratedBlock(sources[index], files[index], _errors(linears))
             for index, linears in self._linears.items()
         }
-        digest = hashlib.sha256(self._text.encode()).hexdigest()
-        content = {"text_sha256": digest, "tokens": self._tokens, "relative_errors": blocks}
-        return json.dumps(content, indent=1).encode() + b"\n"
+        return CalibrationRecord(self._text_sha256, self._tokens, own | dict(kept))
+
+
+def _errors(linears: Mapping[str, Smoothed]) -> dict[str, Any]:
+    """Returns the relative errors of linear layers before and after smoothing (`CalibratedBlock.errors`)."""
+    return {
+        name: {"before": _short(one.before), "after": _short(one.after), "share": one.share}
+        for name, one in linears.items()
+    }
 
 
 def _largest(source: BlockSource, index: int, linear: str) -> NDArray[np.float32]:

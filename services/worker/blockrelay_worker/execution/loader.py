@@ -40,6 +40,10 @@ class Executors(Protocol):
         """
         ...
 
+    def bytes_to_load(self, manifest: Manifest, first_block: int, last_block: int) -> int:
+        """Returns the bytes of the files of these blocks, without those whose weights the next load would share."""
+        ...
+
 
 #: The name of ONNX Runtime's CPU provider among devices.
 CPU_PROVIDER = "cpu"

@@ -1,7 +1,7 @@
 """Known answers: hashes of the output that every block must give for a fixed input on every machine, and their check.
 
-    python -m blockrelay_worker.execution.self_test FOLDER      prints {"block_1": "<SHA-256>"}, a line per block as it
-                                                                is done, for the converter
+    python -m blockrelay_worker.execution.self_test FOLDER [BLOCK...]      prints {"block_1": "<SHA-256>"}, a line per
+                                                                           block as it is done, for the converter
 
 The converter stores them. A worker computes them at start, with the code that it will serve with, and refuses to serve
 on a difference. A matmul that saturates (uint8 x int8 on CPUs without VNNI) is wrong in a way that no comparison with
@@ -11,7 +11,7 @@ itself can show. The same check chooses the variant of the linear layers.
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -80,26 +80,27 @@ def answer(executor: StageExecutor, block: int) -> str:
     return digest.hexdigest()
 
 
-def first_mismatch(executor: StageExecutor) -> str | None:
-    """Returns the name of the first block of the stage whose output differs from its known answer, or None.
+def first_mismatch(executor: StageExecutor, blocks: Iterable[int] | None = None) -> str | None:
+    """Returns the name of the first of `blocks` (None: all of the stage) that does not give its known answer, or None.
 
     Blocks without a stored answer are skipped. Takes pages and raises errors as `answer` does.
     """
-    for block in range(executor.first_block, executor.last_block + 1):
+    for block in range(executor.first_block, executor.last_block + 1) if blocks is None else blocks:
         spec = executor.folder.manifest.block(block)
         if spec.known_answer is not None and answer(executor, block) != spec.known_answer:
             return spec.name
     return None
 
 
-def known_answers(folder: BlockFolder) -> Iterator[tuple[str, str]]:
-    """Yields (block name, answer) of each block whose precision is exact, computed with NumPy and reference kernels.
+def known_answers(folder: BlockFolder, blocks: Iterable[int] | None = None) -> Iterator[tuple[str, str]]:
+    """Yields (block name, answer) of those of `blocks` whose precision is exact (None: of all blocks).
 
-    One block is in memory at a time. Blocks of other precisions do not give the same bits everywhere. Raises
-    BlockFolderError for a block that cannot be loaded, and ExecutionError for one that cannot be computed.
+    They are computed with NumPy and reference kernels, one block in memory at a time. Blocks of other precisions do not
+    give the same bits everywhere. Raises BlockFolderError for a block that cannot be loaded, and ExecutionError for one
+    that cannot be computed.
     """
-    for block, precision in enumerate(folder.manifest.precisions, 1):
-        if not is_exact(precision):
+    for block in range(1, folder.model.blocks + 1) if blocks is None else blocks:
+        if not is_exact(folder.manifest.precision_of(block)):
             continue
         executor = StageExecutor(folder, block, block, pages=2, threads=1, kernels=ReferenceKernels(), backend="exact")
         yield f"block_{block}", answer(executor, block)
@@ -108,12 +109,13 @@ def known_answers(folder: BlockFolder) -> Iterator[tuple[str, str]]:
 
 def main(arguments: list[str]) -> int:
     """Runs the command line; returns the exit code."""
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m blockrelay_worker.execution.self_test FOLDER\n")
+    blocks = [int(one) for one in arguments[1:] if one.isdecimal() and int(one) > 0]
+    if not arguments or len(blocks) != len(arguments) - 1:
+        sys.stderr.write("usage: python -m blockrelay_worker.execution.self_test FOLDER [BLOCK...]\n")
         return 2
     try:
-        folder = open_block_folder(arguments[0], known_answers=False)
-        for name, digest in known_answers(folder):
+        folder = open_block_folder(arguments[0], known_answers=False, blocks=blocks or None)
+        for name, digest in known_answers(folder, [folder.manifest.block(one).index for one in blocks] or None):
             sys.stdout.write(json.dumps({name: digest}) + "\n")
             sys.stdout.flush()
     except BlockrelayError as error:

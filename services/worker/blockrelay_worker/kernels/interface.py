@@ -64,6 +64,8 @@ class Kernels(ABC):
 
     isa: str
     """Name of the instruction set: a key of `libraries.ISAS`, or `reference`. For logs only."""
+    threads: int = 1
+    """Number of threads that one call may use, the caller's among them."""
     has_matmul: bool = False
     """True if `matmul` and `group_matmul` may be called: these kernels have matmuls of w8a8 and w4a8."""
     has_sampling: bool = False
@@ -260,7 +262,7 @@ class Kernels(ABC):
         """Records `parts` as a program, which can be run again and again on the same buffers with other contents.
 
         Each part calls kernels and matmuls of this object, at least one, with all result buffers passed, and does
-        nothing else. It is called once, now, and computes nothing. No other thread may use this object meanwhile. Call
+        nothing else. It is called once, now, and computes nothing; calls by other threads are made meanwhile. Call
         it only with `records`: this default raises AssertionError.
         """
         raise AssertionError(f"the {self.isa} kernels are called directly")

@@ -5,6 +5,7 @@ This module passes pointers on. ctypes releases the interpreter lock during a ca
 
 import ctypes
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -35,6 +36,16 @@ NO_TILES: Final = 1 << 40
 _TILE_SHAPE: Final = (2048, 2048)
 _TILE_ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
 _TILE_ROUNDS: Final = 5
+
+
+class _Recording(threading.local):
+    """The calls that a thread records, while it does: those of other threads are made."""
+
+    calls: list[KernelCall] | None = None
+
+
+#: One for all kernels: those that record a program may call layers that others of the same variant have made.
+_recording: Final = _Recording()
 
 # Result and argument types of each function, as in kernels.h.
 _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
@@ -144,11 +155,10 @@ class NativeKernels(Kernels):
             raise UsageError(f"kernel variant {isa!r} cannot run here; usable: {', '.join(supported_isas()) or 'none'}")
         if threads < 1:
             raise UsageError(f"kernels need at least one thread, got {threads}")
-        self.isa = isa
+        self.isa, self.threads = isa, threads
         self._functions = _functions(path)
         self._pool = _pool(path, threads, os.getpid())
         self._runner = _runner(path)
-        self._recording: list[KernelCall] | None = None
         if isa == "amx" and (key := (path, os.getpid())) not in _settled:
             _settled.add(key)
             settle_tiles(self)
@@ -180,23 +190,23 @@ class NativeKernels(Kernels):
 
         Raises AssertionError if a part records too.
         """
-        assert self._recording is None, "a part records"
+        assert _recording.calls is None, "a part records"
         recorded: list[list[KernelCall]] = []
         try:
             for part in parts:
-                self._recording = []
+                _recording.calls = calls = []
                 part()
-                recorded.append(self._recording)
+                recorded.append(calls)
         finally:
-            self._recording = None
+            _recording.calls = None
         return RecordedProgram(self._runner, self._pool, recorded)
 
     def call(self, name: str, *values: Value, check_indices: IndexCheck = no_indices) -> None:
-        """Calls a function of the shared object with this object's threads; while recording, only records the call.
+        """Calls a function of the shared object with this object's threads; a thread that records only notes the call.
 
         Raises ExecutionError for a status that is not 0.
         """
-        if self._recording is not None:
-            self._recording.append(KernelCall(name, values, check_indices))
+        if (recorded := _recording.calls) is not None:
+            recorded.append(KernelCall(name, values, check_indices))
         elif status := self._functions[name](self._pool, *map(word, values)):
             refuse(status, check_indices)

@@ -74,11 +74,13 @@ class WorkerParts:
         return useful if page_bytes == 0 else max(2, min(useful, budget // page_bytes))
 
     def fits_beside(self, folder: BlockFolder, blocks: Stage, *, processes: int) -> bool:
-        """Returns whether memory has room for another stage beside the present one: weights and KV pages.
+        """Returns whether memory has room for another stage beside the present one.
 
-        `processes` workers of the model on this machine may need as much at the same moment.
+        It needs KV pages, and weights of blocks that this process has not loaded. `processes` workers of the model on
+        this machine may need as much at the same moment.
         """
-        needed = stage_bytes(folder, blocks, self.pages(folder, blocks))
+        needed = self.executors.bytes_to_load(folder.manifest, blocks.first, blocks.last)
+        needed += self.pages(folder, blocks) * page_bytes_of(folder, blocks)
         return needed <= available_bytes() * BESIDE_SHARE / max(1, processes)
 
     def offers(self, blocks: Stage) -> tuple[ServedFolder, ...]:

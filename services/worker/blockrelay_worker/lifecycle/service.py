@@ -161,9 +161,7 @@ class StageService:
             self._close_stage()
         blocks = assignment.blocks
         with self._metrics.load_seconds.time():
-            elsewhere = self._device or self._folder.model.onnx_blocks is not None  # another process reads the files
-            read = range(0) if elsewhere else range(blocks.first, blocks.last + 1)
-            folder = open_block_folder(self._folder.root, blocks=read)
+            folder = open_block_folder(self._folder.root, blocks=())  # who reads a block checks it
             with self._device.refusal_is_loss() if self._device else nullcontext():
                 pages = self._parts.pages(folder, blocks)
                 executor = self._executors.load(folder, blocks.first, blocks.last, pages=pages)
@@ -316,8 +314,8 @@ class StageService:
     def _successor(self, worker_id: str, place: Place) -> "StageService | Literal['later'] | None":
         """Returns the service that follows this one, in another place of the plan, or that it is too early for one.
 
-        None where this process would then have three of them, and if there is no memory for both, weights and KV pages:
-        all workers of the model on this machine may need as much at the same moment.
+        None where this process would then have three of them, and if there is no memory for both, KV pages and weights
+        of blocks that it has not loaded: all workers of the model on this machine may need as much at the same moment.
         """
         workers = read_workers(self._links.control, self._links.keys, self._model)
         before = next((worker for worker in workers if worker.id == self._succeeds), None)

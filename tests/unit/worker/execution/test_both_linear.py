@@ -1,6 +1,6 @@
 """Linear layers with two backends, our kernels and ONNX Runtime, as on CPUs with AMX: both give the same bits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -76,8 +76,20 @@ def _logits(stage: StageExecutor, rows: int) -> NDArray[np.float32]:
     return logits.copy()
 
 
+_open: list[StageExecutor] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Closes the stages of each test: another one with the same blocks would share theirs, and try nothing."""
+    yield
+    while _open:
+        _open.pop().close()
+
+
 def _load(folder: BlockFolder, *, tiles: bool) -> StageExecutor:
-    return load_stage(folder, 1, folder.model.blocks, pages=8, threads=2, kernels=KERNELS, tiles=tiles)
+    _open.append(load_stage(folder, 1, folder.model.blocks, pages=8, threads=2, kernels=KERNELS, tiles=tiles))
+    return _open[-1]
 
 
 def _twice(stage: StageExecutor) -> list[BothLinear]:

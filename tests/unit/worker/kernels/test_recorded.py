@@ -1,5 +1,6 @@
 """A recorded program gives the results of the same calls made one by one, however often it runs."""
 
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -103,3 +104,19 @@ def test_a_wrong_index_ends_a_run_at_its_part_and_the_next_run_is_sound(kernels:
     page[0] = 2
     program.run(seconds)
     assert len(seconds) == 4 and (x == 8).all() and k_pages[2].any()
+
+
+def test_calls_of_another_thread_are_made_while_this_one_records(kernels: Kernels) -> None:
+    mine, other = np.ones((1, 8), np.float32), np.ones((1, 8), np.float32)
+    twice = np.array([2], np.float32)
+
+    def part() -> None:
+        beside = threading.Thread(target=kernels.scale_rows, args=(other, twice))
+        beside.start()
+        kernels.scale_rows(mine, twice)
+        beside.join()
+
+    program = kernels.record([part])
+    assert np.all(other == 2) and np.all(mine == 1)
+    program.run([])
+    assert np.all(other == 2) and np.all(mine == 2), "the program has the calls of its own thread alone"

@@ -67,3 +67,7 @@ class ImportedExecutors:
         stage.capabilities = replace(stage.capabilities, exact=False, numerics_id=numerics)
         stage.details = {**stage.details, "blocks": "imported"}
         return stage
+
+    def bytes_to_load(self, manifest: Manifest, first_block: int, last_block: int) -> int:
+        """Returns the bytes of the imported blocks, without those that this process has loaded already."""
+        return self._executors.bytes_to_load(self.imported.manifest, 1, self.imported.model.blocks)

@@ -191,3 +191,16 @@ class Head:
         scale = _multiply(self.linears["head"], u, scale, out)
         if scale is not None:
             self._kernels.scale_rows(out, scale)
+
+
+Block = Layer | Head
+"""A block of a stage. Several executors may use one at the same time: all that changes is theirs."""
+
+
+def load_block(folder: BlockFolder, index: int, *, backend: Backend, threads: int, kernels: Kernels) -> Block:
+    """Loads block `index` (from 1) of the folder: a layer, or the head if it is the last one.
+
+    Raises BlockFolderError and ExecutionError as `Layer` does.
+    """
+    kind = Head if index == folder.model.blocks else Layer
+    return kind(folder, index, backend=backend, threads=threads, kernels=kernels)

@@ -1,9 +1,10 @@
 """Runs one stage, consecutive blocks of a model, on a CPU."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput, check_segments, hidden_of, tokens_of
-from blockrelay_worker.execution.cpu.layers import Head, Layer
+from blockrelay_worker.execution.cpu.layers import Block, Head, Layer, load_block
 from blockrelay_worker.execution.cpu.linears import Backend
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
 from blockrelay_worker.execution.cpu.slot_mapping import SlotMapping, place
@@ -51,9 +52,11 @@ class StageExecutor:
         threads: int,
         kernels: Kernels,
         backend: Backend = "u8s8",
+        shared: Mapping[int, Block] = MappingProxyType({}),
     ) -> None:
         """Loads the blocks of `folder` (from `open_block_folder`) with `pages` KV pages; `threads` >= 1.
 
+        Blocks in `shared`, by number, are taken as they are: other executors may use them at the same time.
         `backend` is one that these kernels can serve (see `load_linear`). Raises BlockFolderError for blocks that the
         folder lacks or that cannot be loaded, ExecutionError if ONNX Runtime is needed and has no usable library, or if
         the kernels refuse the tensors. `pages` is at least 1: ValueError otherwise.
@@ -78,13 +81,12 @@ class StageExecutor:
             kv_tokens=pages * PAGE,
         )
         self._cos, self._sin = folder.rotary()
-        self._layers = [
-            Layer(folder, index, backend=backend, threads=threads, kernels=kernels)
-            for index in range(first_block, min(last_block, model.layers) + 1)
-        ]
-        self._head = (
-            Head(folder, last_block, backend=backend, threads=threads, kernels=kernels) if self.gives_logits else None
-        )
+        self.blocks: dict[int, Block] = {
+            index: shared.get(index) or load_block(folder, index, backend=backend, threads=threads, kernels=kernels)
+            for index in range(first_block, last_block + 1)
+        }
+        self._layers = [block for block in self.blocks.values() if isinstance(block, Layer)]
+        self._head = next((block for block in self.blocks.values() if isinstance(block, Head)), None)
         self._embedding = self._layers[0].embedding if first_block == 1 else None
         self._space = Workspace(model, _FIRST_CAPACITY)
         self._logits = np.empty((0, model.vocab_size), np.float32)
@@ -96,8 +98,8 @@ class StageExecutor:
     @property
     def linears(self) -> Iterator[Linear]:
         """The linear layers of all blocks."""
-        for part in (*self._layers, *([self._head] if self._head is not None else [])):
-            yield from part.linears.values()
+        for block in self.blocks.values():
+            yield from block.linears.values()
 
     def linears_changed(self) -> None:
         """Drops recorded programs; to be called after a linear layer changed its backend."""
@@ -208,12 +210,14 @@ class StageExecutor:
     def close(self) -> None:
         """Drops sessions, memory maps and buffers of steps. The executor cannot be used afterwards.
 
-        KV pages and the buffer of logits go with the object itself.
+        KV pages and the buffer of logits go with the object itself. Weights are freed with the last executor that has
+        their block.
         """
+        self._forget_buffers()
+        self.blocks.clear()
         self._layers.clear()
         self._head = None
         self._embedding = None
-        self._programs.clear()
         self._space = Workspace(self.folder.model, 1)
 
     def _read_in(self, batch: Batch, count: int, *, is_first: bool) -> F32:

@@ -175,6 +175,10 @@ class DeviceExecutors:
             limit_s=self._gpu.step_limit_s,
         )
 
+    def bytes_to_load(self, manifest: Manifest, first_block: int, last_block: int) -> int:
+        """Returns the bytes of the files of these blocks. Which of them the device has, its process alone knows."""
+        return sum(manifest.block_file(index).bytes for index in range(first_block, last_block + 1))
+
     def restart_reasons(self) -> list[str]:
         """Returns why the process was replaced each time (`lost`, `slow`) since the last call."""
         with self._lock:
