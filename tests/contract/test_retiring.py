@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from blockrelay.protocol.plan import Plan
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.registry import read_workers
 from blockrelay_worker.lifecycle.retirement import Retirement
 from tests.support.cell import MODEL, Cell
@@ -112,3 +113,57 @@ def test_one_that_is_dead_gets_no_record(fleet: Cell) -> None:
     fleet.client.delete(fleet.keys.worker("a"))
     may_go(fleet, retirement_of(fleet))
     assert not fleet.client.exists(fleet.keys.worker("a"))
+
+
+def test_it_goes_on_with_requests_that_were_free_to_go_elsewhere(fleet: Cell) -> None:
+    """Its id had no worker for a while: MIGRATE released them."""
+    fleet.begin("a", [7])
+    fleet.scripts.run(calls.dead("a", silent_s=0))
+    fleet.scripts.run(calls.migrate(MODEL, patience_s=0))
+    fleet.accept("req-2")
+    fleet.worker("a2", split="1-4")
+    retires(fleet, "a2")
+    assert [again.request_id for again in fleet.claim("a2")] == ["req-1"]
+
+
+def test_it_does_not_wait_for_a_request_that_no_route_of_its_id_can_take(cell: Cell) -> None:
+    """It may be what the first stage waits for: without memory for both, a folder is loaded when the other is gone."""
+    cell.agree(dead_after_s=3600)
+    for stage, name in enumerate("ab"):
+        cell.worker(name, stage=stage)
+    cell.begin("a", [7])
+    retirement = Retirement(links_of(cell), MODEL, "b", split="1-2,3-4", folder=MODEL, numerics="n1")
+    may_go(cell, retirement)
+    cell.scripts.run(calls.dead("a", silent_s=0))
+    assert not may_go(cell, retirement), "another worker of this id may come for it"
+    cell.scripts.run(calls.migrate(MODEL, patience_s=0))
+    assert may_go(cell, retirement), "none came in time"
+
+
+def test_it_stays_where_the_others_have_too_few_pages(fleet: Cell) -> None:
+    fleet.begin("a", [7], need=5)
+    fleet.worker("a2", split="1-4", pages=4)
+    retirement, staying = retirement_of(fleet), replace(PLAN, assignments={"a2": 0}, other_folders={"a2": MODEL})
+    may_go(fleet, retirement, staying)
+    assert not may_go(fleet, retirement, staying)
+    fleet.client.hset(fleet.keys.worker("a2"), "pages", 5)
+    assert may_go(fleet, retirement, staying)
+
+
+def test_it_says_again_what_redis_has_lost(fleet: Cell) -> None:
+    retirement = retirement_of(fleet)
+    may_go(fleet, retirement)
+    fleet.client.hdel(fleet.keys.worker("a"), "retires")
+    assert not may_go(fleet, retirement), "it could have got a new request"
+    assert fleet.client.hget(fleet.keys.worker("a"), "retires") == b"1"
+    assert may_go(fleet, retirement)
+
+
+def test_a_redis_that_has_lost_that_it_was_called_off_hears_it_again(fleet: Cell) -> None:
+    retirement = retirement_of(fleet)
+    may_go(fleet, retirement)
+    retirement.call_off()
+    retires(fleet, "a")
+    retirement.call_off()
+    fleet.accept()
+    assert fleet.claim("a")

@@ -4,9 +4,10 @@ explorer        breadth-first search over any model: invariants, states that han
 data            what is in Redis and in processes, as immutable values
 bounds          how large a configuration is; rules that can be switched off
 scripts         the ten scripts, one function each, under their names: claiming, transitions (the others), queueing,
-                serving (who could run a request: routes and numerics ids)
+                serving (who could run a request: routes and numerics ids), retiring (whether a worker may go)
 worker          one worker process: steps (lives, beat, commits), table, first_stage, last_stage, whole_model, handover
-                (pages that leave it and are found again, tokens of devices that vary)
+                (pages that leave it and are found again, tokens of devices that vary), retirement (it changes to
+                another precision), departure
 gateway         clients with a key or a session, gateways, ACCEPT again
 surroundings    scheduler, deadline, cancellation, and everything that goes wrong
 invariants      I1, I2, ... of docs/protocol.md

@@ -85,6 +85,15 @@ class Rules:
     waits_where_it_read: bool = True
     # of blocks that move
     routes_are_of_one_plan: bool = True
+    # of workers that retire
+    retiring_take_nothing_new: bool = True
+    retiring_are_in_no_new_route: bool = True
+    retiring_take_what_was_freed: bool = True
+    retiring_stay_while_needed: bool = True
+    retiring_say_so_first: bool = True
+    freed_need_a_whole_route: bool = True
+    others_must_hold_what_is_left: bool = True
+    staying_is_said_again: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +112,7 @@ class Bounds:
     tenants: tuple[int, ...] = ()  # whose each request is; else all of one
     ids: tuple[int, ...] = ()  # numerics id of each slot, ascending within a stage; else all have one
     plans: tuple[int, ...] = ()  # the plan by which each slot has its stage, ascending as `ids`; else all have one
+    alone: bool = False  # a worker of numerics id 1 comes when that of id 0 beside it, in the slot before, is gone
     varying: frozenset[int] = frozenset()  # of these, ids of devices that do not compute the same bits twice
     exact: frozenset[int] = (
         frozenset()

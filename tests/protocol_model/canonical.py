@@ -56,7 +56,8 @@ def _signature(state: State, slot: int) -> tuple[object, ...]:
     seen = (-1, 0, ()) if record is None else (record.reserved, len(record.inbox or ()), record.on)
     old = None if state.saved is None else state.saved.worker(p.id)
     was = (-1, ()) if old is None else (len(old.inbox or ()), old.on)
-    return (p.up, p.ready, p.fresh, p.leaving, table, len(p.pending), -1 if inbox is None else len(inbox), seen, was)
+    about = (p.up, p.ready, p.fresh, p.leaving, p.told, p.going, record is not None and record.retires)
+    return (about, table, len(p.pending), -1 if inbox is None else len(inbox), seen, was)
 
 
 def _workers(state: State, slots: list[int]) -> dict[int, int]:

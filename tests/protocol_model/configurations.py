@@ -54,6 +54,11 @@ _SHOWN = replace(_GPU_ALONE, clients=1, gateways=1, replicas=True, pages_leave=F
 _SHOWN_AND_HANDED_OVER = replace(_SHOWN, workers=2, ids=(0, 1), tokens=3, choices=frozenset({2}), lost_from=1)
 #: Two workers of each stage, with other borders between the stages of one than of the other.
 _TWO_PLANS = Bounds(plans=(0, 1, 0, 1), prompt=1)
+#: A worker of the old precision and one of the new one for each stage.
+_TWO_PRECISIONS = Bounds(stages=1, ids=(0, 1), prompt=1)
+_ONE_AFTER_THE_OTHER = replace(_TWO_PRECISIONS, alone=True)
+_PRECISIONS_OF_STAGES = replace(_TWO_PRECISIONS, stages=2, ids=(0, 1, 0, 1))
+_MORE_OF_THE_OLD = replace(_TWO_PRECISIONS, workers=3, ids=(0, 0, 1))
 _SMALL_POOL = replace(_UPGRADE, workers=3, ids=(0, 0, 1), pools=(2, 3, 3))
 
 CONFIGURATIONS = (
@@ -172,6 +177,21 @@ CONFIGURATIONS = (
         _one_each(_TWO_PLANS, Budget(move=1), Budget(move=1, kill=1)),
         _one_each(_TWO_PLANS, Budget(move=1, pause=1), Budget(move=1, lost_reply=1, stalled=1))
         + _one_each(replace(_TWO_PLANS, requests=2, room=2, tokens=1), Budget(move=1)),
+    ),
+    Configuration(
+        "precisions",
+        "workers retire, because the plan gives them another block folder, or stay after all; any may die",
+        _one_each(_TWO_PRECISIONS, Budget(change=1, call_off=1))
+        + _one_each(replace(_TWO_PRECISIONS, requests=2), Budget(change=1, stalled=1))
+        + _one_each(_ONE_AFTER_THE_OTHER, Budget(change=1, kill=1), Budget(change=1, call_off=1, restart=1))
+        + _one_each(replace(_ONE_AFTER_THE_OTHER, exact=frozenset({0})), Budget(change=1, kill=1))
+        + _one_each(replace(_MORE_OF_THE_OLD, pools=(2, 3, 3)), Budget(change=2, call_off=1))
+        + _one_each(_PRECISIONS_OF_STAGES, Budget(change=2, stalled=1))
+        + _one_each(replace(_PRECISIONS_OF_STAGES, alone=True), Budget(change=1, kill=1)),
+        _one_each(_PRECISIONS_OF_STAGES, Budget(change=2, kill=1), Budget(change=2, call_off=1, lost_reply=1))
+        + _one_each(_TWO_PRECISIONS, Budget(change=1, call_off=1, restart=1), Budget(change=1, pause=1, early_dead=1))
+        + _one_each(replace(_PRECISIONS_OF_STAGES, requests=2, tokens=1), Budget(change=2, stalled=1))
+        + _one_each(replace(_PRECISIONS_OF_STAGES, workers=3, ids=(0, 0, 1, 0, 0, 1)), Budget(change=4)),
     ),
     Configuration(
         "mixed",

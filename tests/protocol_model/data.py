@@ -41,6 +41,7 @@ class Record(NamedTuple):
     missing_pages: int = 0
     flagged: tuple[int, ...] = ()  # positions of the log that say `varies`
     places: tuple[int, ...] = ()  # (no part of the system) whose GPUs ran it when one of them failed, and no GPU since
+    late: bool = False  # (no part of the system) it began under a numerics id all of whose workers retired
 
     @property
     def own_id(self) -> int:
@@ -93,6 +94,7 @@ class WorkerRecord(NamedTuple):
     inbox: tuple[NextJob, ...] | None = ()
     on: tuple[int, ...] = ()
     quarantine: int | None = None
+    retires: bool = False  # it takes only requests that have tokens of its numerics id
 
 
 class Session(NamedTuple):
@@ -199,6 +201,8 @@ class Process(NamedTuple):
     quarantine: int = -1
     written: int = -1
     leaving: bool = False  # another plan serves: it takes no more requests, and passes those on that it has
+    told: bool = False  # the plan gives it another block folder: another numerics id
+    going: bool = False  # it has found that it may go, and will leave at its next event
 
 
 class Budget(NamedTuple):
@@ -222,6 +226,8 @@ class Budget(NamedTuple):
     device: int = 0  # a GPU fails under all its stages, and starts again
     drain: int = 0  # a worker ends as it was told to, or renews its device, and begins anew
     move: int = 0  # a worker of the first stage learns that the workers of another plan serve
+    change: int = 0  # a worker of numerics id 0 is given another block folder
+    call_off: int = 0  # a worker that was given another block folder is to keep its own
 
 
 class Flight(NamedTuple):

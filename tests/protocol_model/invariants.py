@@ -56,6 +56,7 @@ def broken(b: Bounds, state: State) -> str | None:
         or _clients(b, state)
         or _promises(b, state)
         or _fairness(b, state)
+        or _precisions(b, state)
     )
 
 
@@ -174,4 +175,21 @@ def _fairness(b: Bounds, state: State) -> str | None:
     for tenant, passed in enumerate(state.passed):
         if passed > b.room * (len(state.passed) - 1) + 1:
             return f"I11: tenant {tenant} waits while others were given {passed} requests"
+    return None
+
+
+def _precisions(b: Bounds, state: State) -> str | None:
+    """While no worker has died, and Redis has lost nothing, a change of precision changes no request that has begun."""
+    if not b.faults.change:
+        return None
+    f, left = b.faults, state.budget
+    deaths = ("kill", "retire", "pause", "restart", "failover", "early_dead")
+    undisturbed = all(getattr(f, fault) == getattr(left, fault) for fault in deaths)
+    for request, record in enumerate(state.redis.requests):
+        if record is None:
+            continue
+        if record.late:
+            return f"I18: {request} began under a numerics id of which all workers retire: {record.numerics}"
+        if undisturbed and (len(record.numerics) > 1 or record.ends == ("numerics",)):
+            return f"I18: a change of precision has {request} go on elsewhere: {record.numerics} {record.ends}"
     return None

@@ -31,7 +31,12 @@ class Protocol:
             clients=(Client(),) * b.clients,
             passed=(0,) * len(set(b.tenants)),
         )
+        if b.alone:
+            rest = [p._replace(up="gone") if b.numerics(p.id) else p for p in state.processes]
+            state = state._replace(processes=tuple(rest))
         for process in state.processes:
+            if process.up == "gone":
+                continue
             redis = scripts.announce(redis, process.id, b.pool(process.id))
             state = state.with_payload(process.id, ())
         return state._replace(redis=redis)

@@ -4,7 +4,9 @@ from tests.protocol_model import scripts
 from tests.protocol_model.bounds import Bounds
 from tests.protocol_model.data import LIVES, Process, State
 from tests.protocol_model.gateway import may_tell
-from tests.protocol_model.worker.table import Steps, beating, next_life, overdue, rerun
+from tests.protocol_model.worker import retirement
+from tests.protocol_model.worker.departure import leaves, passes_on
+from tests.protocol_model.worker.table import Steps, beating, next_life, overdue, rerun, spend
 
 
 def steps(b: Bounds, state: State) -> Steps:
@@ -13,12 +15,9 @@ def steps(b: Bounds, state: State) -> Steps:
     yield from _processes_fail(state)
     yield from _devices_fail(b, state)
     yield from _blocks_move(b, state)
+    yield from retirement.steps(b, state)
     yield from _redis_fails(b, state)
     yield from _calls_go_wrong(b, state)
-
-
-def _spend(state: State, fault: str) -> State:
-    return state._replace(budget=state.budget._replace(**{fault: getattr(state.budget, fault) - 1}))
 
 
 def _scheduler(b: Bounds, state: State) -> Steps:
@@ -70,12 +69,12 @@ def _decisions(b: Bounds, state: State) -> Steps:
             yield from _cancels(b, state, request)
         if state.budget.deadline and request not in overdue(state):
             late = state._replace(overdue=(*state.overdue, (request, len(record.log))))
-            yield f"the deadline of {request} passes", _spend(late, "deadline"), True
+            yield f"the deadline of {request} passes", spend(late, "deadline"), True
 
 
 def _cancels(b: Bounds, state: State, request: int) -> Steps:
     redis, answer = scripts.finish(b, state.redis, request, "cancelled")
-    after, name = _spend(state._replace(redis=redis), "cancel"), f"cancel {request}: {answer}"
+    after, name = spend(state._replace(redis=redis), "cancel"), f"cancel {request}: {answer}"
     wrote = answer == "FINISHED" or b.rules.cancel_writes_again
     record = redis.requests[request]
     assert record is not None
@@ -94,7 +93,7 @@ def _devices_fail(b: Bounds, state: State) -> Steps:
         for slot, process in enumerate(state.processes):
             for run in process.table if process.up == "up" and b.is_gpu(process.id) else ():
                 moved = rerun(b, state, slot, run.request_id, run.run, "gpu_error", failed=b.stage(process.id))
-                yield f"the GPU of worker {slot} fails under {run.request_id}", _spend(moved, "device"), True
+                yield f"the GPU of worker {slot} fails under {run.request_id}", spend(moved, "device"), True
         for slot, process in enumerate(state.processes):
             if process.up != "up" or not process.ready or not b.is_gpu(process.id):
                 continue
@@ -103,11 +102,11 @@ def _devices_fail(b: Bounds, state: State) -> Steps:
             after = _begins_anew(b, after, slot)
             named.append(slot)
         if named:
-            yield f"the device of workers {named} fails", _spend(after, "device"), True
+            yield f"the device of workers {named} fails", spend(after, "device"), True
     if state.budget.drain:
         for slot, process in enumerate(state.processes):
             if process.up == "up" and process.ready:
-                yield f"worker {slot} drains, or is renewed", _spend(_begins_anew(b, state, slot), "drain"), True
+                yield f"worker {slot} drains, or is renewed", spend(_begins_anew(b, state, slot), "drain"), True
 
 
 def _blocks_move(b: Bounds, state: State) -> Steps:
@@ -116,20 +115,15 @@ def _blocks_move(b: Bounds, state: State) -> Steps:
     for slot, process in enumerate(state.processes):
         if not b.plans or b.plan(process.id) or process.up != "up" or not process.ready:
             continue
-        there = state.redis.worker(process.id)
         if b.stage(process.id) == 0 and not process.leaving:
             if state.budget.move:
                 moving = state.with_process(slot, process._replace(leaving=True))
-                yield f"worker {slot} moves on", _spend(moving, "move"), True
+                yield f"worker {slot} moves on", spend(moving, "move"), True
             continue
-        for run in process.table if process.leaving else ():
-            passed_on = rerun(b, state, slot, run.request_id, run.run, "drain")
-            yield f"worker {slot} passes {run.request_id} on", passed_on, False
-        if not process.table and (there is None or not there.on) and (process.leaving or not firsts):
-            redis, _ = scripts.dead(b, state.redis, process.id, "drain")
-            gone = Process(id=process.id, up="gone", ready=process.ready)
-            left = state._replace(redis=redis).with_process(slot, gone).with_payload(process.id, None)
-            yield f"worker {slot} leaves", left, False
+        if process.leaving:
+            yield from passes_on(b, state, slot)
+        if process.leaving or not firsts:
+            yield from leaves(b, state, slot)
 
 
 def _begins_anew(b: Bounds, state: State, slot: int) -> State:
@@ -142,14 +136,14 @@ def _begins_anew(b: Bounds, state: State, slot: int) -> State:
 def _processes_fail(state: State) -> Steps:
     for slot, process in enumerate(state.processes):
         if state.budget.kill and process.up not in ("dead", "gone"):
-            dead = Process(id=process.id, up="dead", ready=process.ready)
-            yield f"kill -9 worker {slot}", _spend(state.with_process(slot, dead), "kill"), True
+            dead = Process(id=process.id, up="dead", ready=process.ready, told=process.told)
+            yield f"kill -9 worker {slot}", spend(state.with_process(slot, dead), "kill"), True
         if state.budget.retire and process.up != "gone":
             gone = Process(id=process.id, up="gone", ready=process.ready)
-            yield f"worker {slot} ends for good", _spend(state.with_process(slot, gone), "retire"), True
+            yield f"worker {slot} ends for good", spend(state.with_process(slot, gone), "retire"), True
         if state.budget.pause and process.up == "up" and process.ready:
             paused = process._replace(up="paused")
-            yield f"worker {slot} freezes", _spend(state.with_process(slot, paused), "pause"), True
+            yield f"worker {slot} freezes", spend(state.with_process(slot, paused), "pause"), True
 
 
 def _redis_fails(b: Bounds, state: State) -> Steps:
@@ -161,20 +155,20 @@ def _redis_fails(b: Bounds, state: State) -> Steps:
         if state.saved is None and not early:
             yield "from here on nothing reaches the disk of Redis", state._replace(saved=state.redis), True
         elif state.saved is not None:
-            yield "kill -9 Redis; it comes back as it was then", _spend(_another_redis(state), "restart"), True
+            yield "kill -9 Redis; it comes back as it was then", spend(_another_redis(state), "restart"), True
     if state.budget.failover:
         if state.saved is None and not early:
             yield "the replicas fall behind", state._replace(saved=state.redis), True
         elif state.saved is not None:
             yield "the replicas catch up", state._replace(saved=None), False
-            yield "a failover: a replica goes on as it is", _spend(_another_redis(state), "failover"), True
+            yield "a failover: a replica goes on as it is", spend(_another_redis(state), "failover"), True
     if state.budget.forget:
         for request in range(len(state.redis.requests)):
             redis, gone = scripts.forget(b, state.redis, request)
             if gone:
-                yield f"{request} is forgotten", _spend(state._replace(redis=redis), "forget"), True
+                yield f"{request} is forgotten", spend(state._replace(redis=redis), "forget"), True
     if state.budget.wipe:
-        yield "the payload Redis loses everything", _spend(state._replace(rows=(), stored=()), "wipe"), True
+        yield "the payload Redis loses everything", spend(state._replace(rows=(), stored=()), "wipe"), True
 
 
 def _another_redis(state: State) -> State:
@@ -190,9 +184,9 @@ def _calls_go_wrong(b: Bounds, state: State) -> Steps:
             if process.up == "up" and state.redis.worker(process.id) is not None:
                 redis, _ = scripts.dead(b, state.redis, process.id)
                 lost = state._replace(redis=redis).with_payload(process.id, None)
-                yield f"DEAD({_name(b, process.id)}), which lives", _spend(lost, "early_dead"), True
+                yield f"DEAD({_name(b, process.id)}), which lives", spend(lost, "early_dead"), True
     if state.budget.stalled:
         for request, record in enumerate(state.redis.requests):
             if record is not None and record.state == "running":
                 redis, _ = scripts.rerun(b, state.redis, request, record.run, "stalled")
-                yield f"{request} is re-run as stalled", _spend(state._replace(redis=redis), "stalled"), True
+                yield f"{request} is re-run as stalled", spend(state._replace(redis=redis), "stalled"), True

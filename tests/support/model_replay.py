@@ -16,13 +16,16 @@ import pytest
 from blockrelay.protocol.encoding.fallback_policy import limited_to
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.messages import Claimed, Commit, EndEntry, NextJob, RequestBody, TokenEntry
-from blockrelay.protocol.plan import Device
+from blockrelay.protocol.plan import Device, Plan
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
+from blockrelay.redis.registry import read_workers
+from blockrelay_worker.lifecycle.retirement import Retirement
 from tests.protocol_model import data, scripts
 from tests.protocol_model.bounds import Bounds, name_of
 from tests.support.cell import MODEL, Cell, begin_cell
 from tests.support.redis.redis_server import RedisServer
+from tests.support.worker.links import links_of
 
 NAMES = (
     "accept",
@@ -37,6 +40,8 @@ NAMES = (
     "announce",
     "take",
     "name",
+    "look",
+    "stay",
 )
 #: Tokens that one unit of the model costs its tenant's share.
 UNIT = 64
@@ -133,7 +138,7 @@ class Replay:
         """Make a call. AssertionError when the answer is not the model's."""
         self._set_clock(call.options)
         answer = getattr(self, f"_{call.name}")(*call.args, **call.options)
-        assert answer == call.answer, f"{call.name}{call.args}"
+        assert answer == call.answer, f"{call.name}{call.args}: {answer}, not {call.answer}"
 
     def _set_clock(self, options: dict[str, Any]) -> None:
         now = int(self.client.time()[0]) * 1000  # pyright: ignore
@@ -250,6 +255,24 @@ class Replay:
                          numerics=f"n{b.numerics(worker)}", varies=b.varies(b.numerics(worker)),
                          device="gpu" if b.is_gpu(worker) else "cpu")  # fmt: skip
 
+    def _look(self, worker: int, *, told: tuple[int, ...], **_: Any) -> bool:
+        workers = read_workers(self.client, self.keys, MODEL)
+        staying = {self.worker(known): MODEL for known in self.known if known not in told}
+        plan = Plan(
+            epoch=2, split="", route_class="cpu", assignments=dict.fromkeys((w.id for w in workers), 0), blocks={},
+            reasons=(), folder="another", other_folders=staying,
+        )  # fmt: skip
+        return self._retirement(worker).is_complete(plan, workers)
+
+    def _stay(self, worker: int) -> None:
+        self._retirement(worker).call_off()
+
+    def _retirement(self, worker: int) -> Retirement:
+        b = self.bounds
+        split, numerics = SPLITS[b.stages][b.plan(worker)], f"n{b.numerics(worker)}"
+        links, name = links_of(self.cell), self.worker(worker)
+        return Retirement(links, MODEL, name, split=split, folder=MODEL, numerics=numerics)
+
     def _take(self, worker: int) -> None:
         inbox = self.keys.inbox(self.worker(worker))
         entry = next(i for i, fields in self.client.xrange(inbox) if b"next_job" in fields)  # pyright: ignore
@@ -355,6 +378,7 @@ class Replay:
             inbox=tuple(data.NextJob(self.number(j.request_id), int(j.run_id), j.position, j.tokens) for j in jobs),
             on=tuple(sorted(self.number(r) for r in self.cell.requests_of_worker(name))),
             quarantine=None if quarantine is None else self.number(quarantine.decode()),  # pyright: ignore
+            retires=bool(self.client.hexists(self.keys.worker(name), "retires")),
         )
 
 
@@ -370,5 +394,7 @@ def _name(numerics: str) -> int:
 
 def comparable(redis: data.Redis) -> data.Redis:
     """Without what the model keeps for itself, and where the order in which DEAD re-runs is open."""
-    requests = tuple(r and r._replace(trials=(), body=(), forsaken=False, places=()) for r in redis.requests)
+    requests = tuple(
+        r and r._replace(trials=(), body=(), forsaken=False, places=(), late=False) for r in redis.requests
+    )
     return redis._replace(requests=requests, reruns=tuple(sorted(redis.reruns)), pinned=tuple(sorted(redis.pinned)))

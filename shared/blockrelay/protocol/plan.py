@@ -97,7 +97,7 @@ class Plan:
 
     @classmethod
     def from_redis(cls, fields: Mapping[bytes, bytes]) -> "Plan | None":
-        """Reads the fields of `plan:<model>`; None when there is no plan yet."""
+        """Reads the fields of `plan:<model>`, without what a later release may add; None when there is no plan yet."""
         if b"plan" not in fields:
             return None
         data: dict[str, Any] = json.loads(fields[b"plan"])
@@ -105,7 +105,7 @@ class Plan:
         data["reasons"] = tuple(data["reasons"])
         data["devices"] = tuple(map(tuple, data.get("devices", ())))
         data["blocks"] = dict(sorted(data["blocks"].items(), key=lambda block: int(block[0].removeprefix("block_"))))
-        return cls(**data)
+        return cls(**{name: value for name, value in data.items() if name in cls.__dataclass_fields__})
 
 
 #: A worker's state, as people see it. `loading`: not ready yet, with a stage or without. `retiring`: it takes no new

@@ -32,10 +32,20 @@ def folders_to_json(folders: Sequence[ServedFolder]) -> str:
 
 
 def folders_from_json(content: bytes | None) -> tuple[ServedFolder, ...]:
-    """Reads the folders of a worker's record; none from a worker of a release that did not write them.
+    """Reads the folders of a worker's record, without what a later release may add.
 
-    Raises ValueError or TypeError for other content.
+    None from a worker of a release that did not write them, and none where they cannot be read.
     """
-    if content is None:
+    try:
+        entries = cast(list[Any], json.loads(content or b"[]"))
+        return tuple(map(_folder, entries))
+    except (ValueError, TypeError, KeyError):
         return ()
-    return tuple(ServedFolder(**entry) for entry in cast(list[dict[str, Any]], json.loads(content)))
+
+
+def _folder(entry: Any) -> ServedFolder:
+    """Reads one folder. Raises ValueError, TypeError or KeyError for anything else."""
+    texts = {name: entry[name] for name in ("key", "precision", "kv_cache_layout", "numerics")}
+    if not all(isinstance(text, str) for text in texts.values()):
+        raise ValueError
+    return ServedFolder(**texts, bytes=int(entry["bytes"]))

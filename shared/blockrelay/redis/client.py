@@ -127,6 +127,12 @@ class OneConnection:
             self._answered = time.monotonic()
             return answer
 
+    def close(self) -> None:
+        """Gives the connection back to the pool. The next command takes one again."""
+        if self._connection is not None:
+            self._pool.release(self._connection)
+            self._connection = None
+
 
 def _has_news(connection: redis.Connection) -> bool:
     try:
@@ -149,6 +155,8 @@ class Scripts:
         self._client, self._keys = client, keys
         self._heads = {script: _named_keys(keys, script) for script in NAMES}
         self._send: Callable[..., Any] = client.execute_command
+        #: Gives back the connection of `for_one_thread`, whose thread must have ended.
+        self.give_back: Callable[[], None] = lambda: None
 
     def run(self, call: Call[T]) -> T:
         """Runs one call and returns its result. Raises RedisTrouble; the script may then have run.
@@ -169,8 +177,8 @@ class Scripts:
 
     def for_one_thread(self) -> "Scripts":
         """Returns Scripts on a connection of their own, for one thread that makes many calls."""
-        scripts = Scripts(self._client, self._keys)
-        scripts._send = OneConnection(self._client).ask
+        scripts, kept = Scripts(self._client, self._keys), OneConnection(self._client)
+        scripts._send, scripts.give_back = kept.ask, kept.close
         return scripts
 
 

@@ -5,6 +5,7 @@ request depends on and is left out. Arguments and answers are those of the Lua s
 
 from tests.protocol_model.scripts.claiming import Claimed, claim
 from tests.protocol_model.scripts.queueing import unqueue
+from tests.protocol_model.scripts.retiring import look, stay
 from tests.protocol_model.scripts.transitions import (
     accept,
     announce,
@@ -29,9 +30,11 @@ __all__ = [
     "dead",
     "finish",
     "forget",
+    "look",
     "migrate",
     "name",
     "rerun",
+    "stay",
     "take",
     "unqueue",
 ]

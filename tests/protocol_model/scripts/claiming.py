@@ -47,10 +47,13 @@ def claim(
         if request in overdue and b.rules.deadlines_are_kept:
             redis = end(b, redis, request, "expired")
             continue
+        keeps = bool(b.ids) and b.pinned(record) and record.own_id == b.numerics(me)
+        if mine.retires and b.rules.retiring_take_nothing_new and not keeps:
+            continue
         pure = request in b.exact
         if b.ids and b.pinned(record):
             lives = served(b, redis, record.own_id, record.pages_needed, beating)
-            if record.own_id == b.numerics(me):
+            if keeps:
                 pure = pure or lives or record.job == "pinned"
             elif lives and b.rules.pinned_wait and b.rules.freed_ask_again:
                 redis = enqueue(b, unqueue(b, redis, request), request, record)
@@ -76,9 +79,9 @@ def claim(
         if b.rules.denied_wait and not all(has_gpu(b, redis, me, stage, beating) for stage in record.denied):
             continue
         spills = spill >= 0 and not pure and may_spill(b, request, record)
-        route = find_route(b, redis, me, reserve, beating, latest, pure, record.failed, record.pages_needed, spills)
+        needed = record.pages_needed
+        route = find_route(b, redis, me, reserve, beating, latest, pure, record.failed, needed, keeps, spills)
         if not route:
-            needed = record.pages_needed
             if (
                 b.stages > 1
                 and record.log
@@ -86,7 +89,7 @@ def claim(
                 and served(b, redis, b.numerics(me), needed, beating)
             ):
                 break
-            if b.rules.claim_skips_what_fits_nowhere and fits_nowhere(b, redis, me, record.pages_needed, beating, pure):
+            if b.rules.claim_skips_what_fits_nowhere and fits_nowhere(b, redis, me, needed, beating, pure, keeps):
                 continue
             break
         if b.stages == 1:
@@ -115,6 +118,7 @@ def claim(
             private=private,
             denied=(),
             places=tuple(stage for stage in record.places if not b.is_gpu(route[stage])),
+            late=bool(b.ids) and not record.log and _has_retired(b, redis, route),
         )
         redis = redis.with_request(request, record)
         found = _reusable(b, request, record)
@@ -133,6 +137,8 @@ def _offered(b: Bounds, redis: Redis, me: int, beating: Sequence[int], spill: in
     """Rank (-1: no time passes for the queue, as for re-runs) and request, in the order in which I look at them. The
     class of my device comes first, the other one is mine where no such device lives, or from a place in its queue on
     where it spills; what waits for my numerics id is mine in any class."""
+    me_there = redis.worker(me)
+    retires = me_there is not None and me_there.retires and b.rules.retiring_take_nothing_new
     classes = (b.is_gpu(me), not b.is_gpu(me))
     taken = [gpu for gpu in classes if takes(b, redis, me, gpu, beating)]
     offered = list[tuple[int, int]]()
@@ -140,14 +146,22 @@ def _offered(b: Bounds, redis: Redis, me: int, beating: Sequence[int], spill: in
     for gpu in classes:
         if gpu in taken or b.rules.pinned_of_all_classes_are_taken:
             offered += [(-1, r) for r in mine if _is_of(redis, r, gpu)]
-        if gpu in taken:
+        if gpu in taken and (not retires or b.rules.retiring_take_what_was_freed):
             offered += [(-1, r) for r in redis.reruns if _is_of(redis, r, gpu)]
-    for gpu in taken:
+    for gpu in taken if not retires else ():
         offered += [(rank, r) for rank, r in redis.queue if _is_of(redis, r, gpu)]
-    if spill >= 0 and not b.is_gpu(me) and True not in taken:
+    if spill >= 0 and not retires and not b.is_gpu(me) and True not in taken:
         waiting = [r for _, r in redis.queue if _is_of(redis, r, True)][spill:]
         offered += [(-1, r) for r in waiting if (p := redis.requests[r]) is not None and may_spill(b, r, p)]
     return offered
+
+
+def _has_retired(b: Bounds, redis: Redis, route: Sequence[int]) -> bool:
+    """Whether all workers of a numerics id of the route retire."""
+    return any(
+        all(w.retires for worker, w in redis.workers if b.numerics(worker) == own)
+        for own in {b.numerics(worker) for worker in route}
+    )
 
 
 def _is_of(redis: Redis, request: int, gpu: bool) -> bool:

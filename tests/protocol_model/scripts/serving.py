@@ -43,9 +43,9 @@ def may_follow(b: Bounds, redis: Redis, me: int, beating: Sequence[int], pure: b
 
 
 def candidates(
-    b: Bounds, redis: Redis, me: int, stage: int, beating: Sequence[int], pure: bool
+    b: Bounds, redis: Redis, me: int, stage: int, beating: Sequence[int], pure: bool, keeps: bool = True
 ) -> list[int]:  # fmt: skip
-    """Live workers of a stage that may stand in a route with me."""
+    """Live workers of a stage that may stand in a route with me; those that retire only with `keeps`."""
     if stage == 0:
         return [me]
     allowed = may_follow(b, redis, me, beating, pure)
@@ -57,6 +57,7 @@ def candidates(
         and worker in beating
         and b.numerics(worker) in allowed
         and b.may_share(worker, me)
+        and (keeps or not w.retires or not b.rules.retiring_are_in_no_new_route)
     ]
 
 
@@ -75,16 +76,17 @@ def has_gpu(b: Bounds, redis: Redis, me: int, stage: int, beating: Sequence[int]
 
 def find_route(
     b: Bounds, redis: Redis, me: int, reserve: int, beating: Sequence[int], latest: bool, pure: bool = False,
-    failed: Sequence[int] = (), pages_needed: int = 0, spills: bool = False,
+    failed: Sequence[int] = (), pages_needed: int = 0, keeps: bool = True, spills: bool = False,
 ) -> tuple[int, ...]:  # fmt: skip
     """A worker for every stage, me at the front; empty when some stage has no live worker with room for `reserve` pages
-    now and a pool for all that are needed. `pure`: none that varies. A stage that has a GPU waits for it, one in
-    `failed` for a CPU if it has one. With `spills` it does not wait where a CPU has room."""
+    now and a pool for all that are needed. `pure`: none that varies; without `keeps` none that retires. A stage that
+    has a GPU waits for it, one in `failed` for a CPU if it has one. With `spills` it does not wait where a CPU has
+    room."""
     route: list[int] = []
     if b.numerics(me) not in may_follow(b, redis, me, beating, pure):
         return ()
     for stage in range(b.stages):
-        there = candidates(b, redis, me, stage, beating, pure)
+        there = candidates(b, redis, me, stage, beating, pure, keeps)
         preferred = [worker for worker in there if b.is_gpu(worker) != (stage in failed)]
         cpus = [worker for worker in there if not b.is_gpu(worker)] if spills and stage not in failed else []
         best = least_loaded(redis, cpus, beating, latest, reserve, pages_needed)
@@ -113,18 +115,18 @@ def least_loaded(
 
 
 def fits_nowhere(
-    b: Bounds, redis: Redis, me: int, pages_needed: int, beating: Sequence[int], pure: bool = False
+    b: Bounds, redis: Redis, me: int, pages_needed: int, beating: Sequence[int], pure: bool = False, keeps: bool = True
 ) -> bool:
-    """Whether some stage has no live worker that may follow me and whose pool, even empty, would hold the request."""
-    allowed = may_follow(b, redis, me, beating, pure) if pure else frozenset(b.ids or (0,))
-    return any(
-        all(
-            w.pages < pages_needed
-            for worker, w in redis.workers
-            if b.stage(worker) == stage
-            and worker in beating
-            and b.numerics(worker) in allowed
-            and b.may_share(worker, me)
-        )
+    """Whether I, or all live workers of a later stage that may follow me, have pools that even empty would not hold the
+    request."""
+    if b.numerics(me) not in may_follow(b, redis, me, beating, pure):
+        return True
+    pools = [
+        [
+            w.pages
+            for worker in candidates(b, redis, me, stage, beating, pure, keeps)
+            if (w := redis.worker(worker)) is not None
+        ]
         for stage in range(b.stages)
-    )
+    ]
+    return any(max(there, default=-1) < pages_needed for there in pools)

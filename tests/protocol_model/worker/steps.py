@@ -9,7 +9,7 @@ from tests.protocol_model.worker.table import Steps, dropped, find, next_life, o
 
 def steps(b: Bounds, state: State, slot: int) -> Steps:
     me = state.processes[slot]
-    if me.up == "gone":
+    if me.up == "gone" or (me.up == "dead" and me.told):
         return
     if me.up == "dead":
         born = Process(id=next_life(me), ready=False, noted=b.rules.identity_is_noted_first)
@@ -48,7 +48,10 @@ def _beats(b: Bounds, state: State, slot: int, me: Process) -> Steps:
     if there is None or state.payload(me.id) is None:
         if rules.gone_worker_forgets:
             redis, _ = scripts.dead(b, redis, me.id, "drain")
-            born = Process(id=next_life(me), ready=False, noted=b.rules.identity_is_noted_first)
+            born = Process(
+                id=next_life(me), up="dead" if me.told else "up", ready=False, noted=b.rules.identity_is_noted_first,
+                told=me.told,
+            )  # fmt: skip
             gone = after._replace(redis=redis).with_process(slot, born).with_payload(me.id, None)
             yield f"worker {slot} finds itself gone and begins a new life", gone, False
         return

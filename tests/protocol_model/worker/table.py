@@ -15,6 +15,11 @@ def beating(state: State) -> tuple[int, ...]:
     return tuple(p.id for p in state.processes if p.up == "up")
 
 
+def spend(state: State, fault: str) -> State:
+    """One fault fewer may happen."""
+    return state._replace(budget=state.budget._replace(**{fault: getattr(state.budget, fault) - 1}))
+
+
 def overdue(state: State) -> tuple[int, ...]:
     """Requests whose deadline has passed."""
     return tuple(request for request, _ in state.overdue)

@@ -47,6 +47,15 @@ WALKS = {
         REAL, plans=(0, 1, 0, 1), requests=3, room=2, tokens=3,
         faults=Budget(kill=2, pause=1, restart=1, lost_reply=1, stalled=3, cancel=1, move=1),
     ),
+    "precisions": replace(
+        REAL, workers=3, ids=(0, 0, 1, 0, 0, 1), pools=(6, 9, 9, 6, 9, 9), needs=(5, 8, 5), requests=3, room=2,
+        tokens=4, prompt=1, exact=frozenset({2}),
+        faults=Budget(kill=1, restart=1, lost_reply=1, stalled=3, cancel=1, change=4, call_off=2),
+    ),
+    "precisions of a whole model": replace(
+        REAL, stages=1, ids=(0, 1), alone=True, requests=3, room=1, tokens=3,
+        faults=Budget(kill=1, restart=1, stalled=3, change=1, call_off=1),
+    ),
     "mixed": replace(
         REAL, ids=(0, 1, 0, 1), varying=frozenset({1}), requests=3, room=2, tokens=3, exact=frozenset({2}),
         faults=Budget(kill=2, pause=2, restart=1, lost_reply=1, stalled=3, cancel=1, retire=1),

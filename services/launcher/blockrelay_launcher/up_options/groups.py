@@ -113,6 +113,8 @@ class ServedModelOptions(MeasuredModelOptions):
         for name, value in (("--max-warm-sessions", self.max_warm_sessions), ("--memory", self.memory)):
             if value is not None and not self.sequential:
                 raise UsageError(f"{name} is for --sequential")
+        if odd := [path for path in self.other_precisions or () if "," in str(path.absolute())]:
+            raise UsageError(f"--other-precision {odd[0]}: a path with a comma cannot be given to workers; rename it")
         if self.blocks is not None and self.other_precisions:
             raise UsageError("--other-precision is for --model: ONNX blocks have one precision")
         if self.blocks is None and self.sequential:

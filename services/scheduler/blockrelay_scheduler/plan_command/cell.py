@@ -53,6 +53,11 @@ class Served:
     history: list[PlanEntry]
     """The plans that the cell was given, newest first."""
 
+    @property
+    def folder(self) -> str:
+        """Key of the block folder of the newest plan, in force or not yet; "": that with which workers started."""
+        return self.history[0].planned.folder if self.history else self.plan.folder
+
 
 @contextmanager
 def served_model(url: str | None, data: Path | None, model_key: str | None) -> Iterator[Served]:

@@ -27,6 +27,7 @@ from blockrelay.redis.registry import read_lost_devices, read_workers
 from blockrelay.typed_command import typed
 from blockrelay_scheduler.plan_command.cell import AsJson, Data, DryRun, ModelKey, RedisUrl, Served, enter, served_model
 from blockrelay_scheduler.planning.plan_change import PlanChange, change, unserved_gpus
+from blockrelay_scheduler.planning.precision_change import check_folder, precisions_of
 
 
 def apply(
@@ -41,7 +42,7 @@ def apply(
     read_plan_file(file, None)  # an error in the file is reported even where no cell can be reached
     with served_model(redis, data, model_key) as served:
         blocks = parse_split(served.plan.split)[-1].last
-        planned = replace(read_plan_file(file, blocks), folder=served.plan.folder)
+        planned = replace(read_plan_file(file, blocks), folder=served.folder)
         _bring(served, planned, "apply", dry_run=dry_run, as_json=as_json)
 
 
@@ -97,6 +98,12 @@ def _bring(served: Served, planned: PlannedSplit, origin: Origin, *, dry_run: bo
     """
     workers = read_workers(served.client, served.keys, served.model)
     lost = [lost_device.device for lost_device in read_lost_devices(served.client, served.keys)]
+    if planned.folder != served.folder:
+        key = planned.folder or served.model
+        folder = precisions_of(workers, served.plan, served.model).available.get(key)
+        if folder is None:
+            raise UsageError(f"no worker has the folder {key} of that plan: start workers with --other-precision DIR")
+        check_folder(workers, folder)
     plan_change = change(workers, planned, served.plan, lost=lost)
     same = bool(served.history) and served.history[0].planned.serves_as(planned)
     if not as_json:

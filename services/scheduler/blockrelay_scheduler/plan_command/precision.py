@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from blockrelay.command_app import run_app
+from blockrelay.errors import ServiceUnavailable
 from blockrelay.protocol.plan import Plan
 from blockrelay.redis.registry import read_plan, read_workers
 from blockrelay.typed_command import typed
@@ -51,11 +52,14 @@ def set_precision(
     in."""
     with served_model(redis, data, model_key) as served:
         workers = read_workers(served.client, served.keys, served.model)
-        folder = check_change(workers, served.plan, served.model, precision)
-        same = folder.key == (served.plan.folder or served.model)
+        newest = replace(served.plan, folder=served.folder)
+        folder = check_change(workers, newest, served.model, precision)
+        same = folder.key == (served.folder or served.model)
         answer: dict[str, Any] = {"precision": folder.precision, "folder": folder.key, "changed": False}
         text = "this is the precision already: nothing to change" if same else "nothing was changed (--dry-run)"
         if not same and not dry_run:
+            if not served.history:
+                raise ServiceUnavailable("the plan history is empty: a scheduler enters the plan in force, try again")
             planned = replace(served.history[0].planned, folder="" if folder.key == served.model else folder.key)
             entry, plan = enter(served, planned, "precision")
             answer |= {"changed": True, "entry": entry.id, "epoch": plan.epoch}

@@ -122,20 +122,21 @@ def _with_newcomers(
     its kind among those that it may get, or a deserted stage where all of these have a worker.
     """
     assignments = dict(kept)
-    counts = Counter((_kind(w), kept[w.id]) for w in workers if w.id in kept and _serves(w))
+    counts = Counter((_kind(w, planned.folder), kept[w.id]) for w in workers if w.id in kept and _serves(w))
     served = {stage for _, stage in counts}
     newcomers = [(w, _stages_for(w, planned)) for w in workers if w.id not in kept and not w.draining]
     for worker, stages in sorted(newcomers, key=lambda one: (len(one[1]), one[0].registered_ms, one[0].id)):
         if (empty := deserted - served) and served.issuperset(stages):
             stages = sorted(empty)
-        stage = min(stages, key=lambda s: (counts[_kind(worker), s], s))
+        stage = min(stages, key=lambda s: (counts[_kind(worker, planned.folder), s], s))
         assignments[worker.id] = stage
         served.add(stage)
-        counts[_kind(worker), stage] += 1
+        counts[_kind(worker, planned.folder), stage] += 1
     return assignments
 
 
-def _kind(worker: WorkerInfo) -> tuple[str, str]:
+def _kind(worker: WorkerInfo, folder: str) -> tuple[str, str]:
     """Returns device class and numerics id: workers of different numerics ids never share a route, so that each id
-    needs workers at every stage."""
-    return worker.device, worker.numerics
+    needs workers at every stage. The id is that with the block folder that the plan gives all workers."""
+    key = folder or worker.model
+    return worker.device, next((one.numerics for one in worker.folders if one.key == key), worker.numerics)

@@ -39,10 +39,10 @@ def decide(
     `current` is the plan in force, and `source` says in words where the split `planned` comes from. `deserted` are the
     indices of stages without a live worker for so long that no replacement is expected: each gets a worker of another
     stage, if one has several. A worker that moves to another stage has the stage of its successor, and is not in the
-    plan itself.
+    plan itself. One without the block folder of the plan gets no stage.
     """
     followed = succeeded(workers)
-    workers = [worker for worker in workers if worker.id not in followed]
+    workers = [w for w in workers if w.id not in followed and (w.stage is not None or _has(w, planned))]
     assignment = assign(workers, planned=planned, current=current, deserted=deserted)
     by_device = [_devices(workers, assignment.stages, index) for index in range(len(planned.stages))]
     on_gpus = stages_on_gpus(workers, planned.text)
@@ -67,6 +67,11 @@ def decide(
         other_folders=others,
     )
     return Decision(plan=plan, inputs=_inputs_hash(workers, planned, source, assignment.moved, on_gpus, others))
+
+
+def _has(worker: WorkerInfo, planned: PlannedSplit) -> bool:
+    """Returns whether a worker that has no stage yet could serve the folder of the plan, as far as it says."""
+    return not worker.folders or (planned.folder or worker.model) in {folder.key for folder in worker.folders}
 
 
 def stages_on_gpus(workers: Sequence[WorkerInfo], split: str) -> frozenset[int]:

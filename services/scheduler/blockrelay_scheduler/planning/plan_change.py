@@ -51,7 +51,8 @@ def change(
         )
     plan = decide(serving, planned=planned, current=current).plan
     served = set(plan.assignments.values())
-    if empty := [stage for index, stage in enumerate(planned.stages) if index not in served]:
+    empty = [stage for index, stage in enumerate(planned.stages) if index not in served]
+    if empty and planned.text != current.split:
         blocks = ", ".join(f"{stage.first}-{stage.last}" for stage in empty)
         raise UsageError(
             f"the plan has {len(planned.stages)} stages, and {len(serving)} workers are there: none would run "

@@ -43,7 +43,13 @@ def precisions_of(workers: Sequence[WorkerInfo], plan: Plan, model: str) -> Prec
         wanted=wanted,
         available={one.key: one for worker in alive for one in worker.folders},
         serving={key: tuple(ids) for key, ids in serving.items()},
-        pending=tuple(w.id for w in alive if w.folders and not (w.ready and w.folder == wanted) and not w.draining),
+        pending=tuple(
+            worker.id
+            for worker in alive
+            if wanted in {folder.key for folder in worker.folders}
+            and not (worker.ready and worker.folder == wanted)
+            and not worker.draining
+        ),
     )
 
 
@@ -54,6 +60,8 @@ def check_change(workers: Sequence[WorkerInfo], plan: Plan, model: str, precisio
     worker whose machine has no memory for its part of it.
     """
     now = precisions_of(workers, plan, model)
+    if (folder := now.available.get(plan.folder or model)) and precision in (folder.precision, folder.key):
+        return folder  # it is in force already
     found = [folder for folder in now.available.values() if precision in (folder.precision, folder.key)]
     if not found:
         have = ", ".join(sorted({folder.precision for folder in now.available.values()}))
@@ -62,21 +70,26 @@ def check_change(workers: Sequence[WorkerInfo], plan: Plan, model: str, precisio
             "--other-precision DIR"
         )
     folder = found[0]
-    leaving = succeeded(workers)
-    serving = [one for one in workers if one.is_alive and not one.draining and one.id not in leaving]
-    if lacking := [one for one in serving if one.folders and folder.key not in {each.key for each in one.folders}]:
-        where = f" on {lacking[0].device_id}" if lacking[0].device_id else ""
-        raise UsageError(
-            f"worker {lacking[0].id}{where} does not have {folder.precision}: start it with --other-precision DIR; a "
-            "GPU's process keeps the folder that it started with"
-        )
-    if folder.key != now.wanted and now.pending:
+    if now.pending:
         raise UsageError(
             f"a change to {now.name_of(now.wanted)} is not over: {now.pending[0]} does not serve it yet; wait until "
             "`blockrelay precision` shows that all do"
         )
-    _check_memory(serving, folder)
+    check_folder(workers, folder)
     return folder
+
+
+def check_folder(workers: Sequence[WorkerInfo], folder: ServedFolder) -> None:
+    """Raises UsageError, one line, where a live worker does not have the folder, or no memory for its part of it."""
+    leaving = succeeded(workers)
+    serving = [one for one in workers if one.is_alive and not one.draining and one.id not in leaving]
+    if lacking := [one for one in serving if one.ready and folder.key not in {each.key for each in one.folders}]:
+        where = f" on {lacking[0].device_id}" if lacking[0].device_id else ""
+        raise UsageError(
+            f"worker {lacking[0].id}{where} does not have {folder.precision} ({folder.key}): start it with "
+            "--other-precision DIR; a GPU's process keeps the folder that it started with"
+        )
+    _check_memory(serving, folder)
 
 
 def _check_memory(workers: Sequence[WorkerInfo], folder: ServedFolder) -> None:

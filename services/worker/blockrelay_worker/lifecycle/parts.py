@@ -83,15 +83,15 @@ class WorkerParts:
         needed += self.pages(folder, blocks) * page_bytes_of(folder, blocks)
         return needed <= available_bytes() * BESIDE_SHARE / max(1, processes)
 
-    def offers(self, blocks: Stage) -> tuple[ServedFolder, ...]:
-        """Returns the folders that the worker can serve, with what a stage of these blocks needs of each."""
+    def offers(self, blocks: Stage | None) -> tuple[ServedFolder, ...]:
+        """Returns the folders that the worker can serve, with what a stage of these blocks needs of each, if known."""
         return tuple(
             ServedFolder(
                 key=folder.model_key,
                 precision=folder.manifest.precision,
                 kv_cache_layout=folder.manifest.kv_cache_layout,
                 numerics=self.numerics(folder),
-                bytes=stage_bytes(folder, blocks, pages_for(folder.model.max_position)),
+                bytes=stage_bytes(folder, blocks, pages_for(folder.model.max_position)) if blocks else 0,
             )
             for folder in self.folders
         )

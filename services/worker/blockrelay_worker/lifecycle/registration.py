@@ -3,7 +3,7 @@
 import os
 import secrets
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,6 +17,7 @@ from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.constants import MAX_WORKERS
 from blockrelay.protocol.number import LOWEST_PROTOCOL, PROTOCOL
 from blockrelay.protocol.plan import Plan, Stage, parse_split
+from blockrelay.protocol.served_folder import ServedFolder, folders_to_json
 from blockrelay.redis.client import backoff_s, server_run_id
 from blockrelay.redis.registry import read_plan, server_ms
 from blockrelay.settings import WorkerSettings
@@ -66,6 +67,7 @@ class Registration:
         numerics: str,
         port: int,
         folder: str = "",
+        folders: Sequence[ServedFolder] = (),
         nondeterministic: bool = False,
         slow: str = "",
         loads_beside: bool = False,
@@ -74,10 +76,10 @@ class Registration:
         """Collects the fields of the worker's record; nothing is sent yet.
 
         `model` is the model's key in Redis, `folder` that of the block folder that the worker would serve (by default
-        the model's own), and `numerics` the numerics id with it. `port` is that of the worker's status server.
-        `nondeterministic`: its device is nondeterministic. `slow`: a line for users that says why it computes more
-        slowly than its CPU can. `loads_beside`: it can load another stage beside its own. `succeeds`: the id of the
-        worker of this process whose place in the plan it takes.
+        the model's own), `folders` are all that it has, and `numerics` is the numerics id with the first. `port` is
+        that of the worker's status server. `nondeterministic`: its device is nondeterministic. `slow`: a line for
+        users that says why it computes more slowly than its CPU can. `loads_beside`: it can load another stage beside
+        its own. `succeeds`: the id of the worker of this process whose place in the plan it takes.
         """
         self.worker_id = _new_id()
         self._links, self._model, self._beat_s = links, model, settings.beat_s
@@ -89,6 +91,7 @@ class Registration:
             "device": settings.device,
             "device_id": settings.named_device,
             "folder": folder or model,
+            **({"folders": folders_to_json(folders)} if folders else {}),
             "numerics": numerics,
             "host": settings.host,
             "pid": os.getpid(),

@@ -1,10 +1,11 @@
 """The retirement of a worker that gets another block folder: it finishes the requests that it has begun, and goes.
 
 Only workers of one numerics id can go on with a request that has tokens. The last ones that form a route stay until no
-such request is left.
+such request is left. What is decided here is part of the protocol model, `tests/protocol_model/scripts/retiring.py`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from blockrelay.observability.logs import get
@@ -13,6 +14,8 @@ from blockrelay_worker.transport.redis_links import Links
 
 #: Records of unfinished requests that are read at once.
 READ_AT_ONCE = 500
+#: What is read of a request.
+_FIELDS = ("model", "state", "committed", "numerics", "varies", "job", "pages_needed")
 
 
 class Retirement:
@@ -22,33 +25,33 @@ class Retirement:
         """`model` and `folder` are keys. `split` has the stages of which the worker serves one."""
         self._links, self._model, self._folder = links, model, folder
         self.worker_id, self.split, self.numerics = worker_id, split, numerics
-        self._has_begun = False
 
     def is_complete(self, plan: Plan, workers: Sequence[WorkerInfo]) -> bool:
-        """Begins the retirement with the first call, and returns whether the worker may go.
+        """Marks the worker as retiring if it is not yet, and else returns whether it may go.
 
         It may when workers that `plan` leaves with its folder could take its requests over, or when no unfinished
         request needs its numerics id. `workers` are those of the model.
         """
-        if not self._has_begun:
+        if not any(one.id == self.worker_id and one.retires for one in workers):  # or Redis has lost that
             self._mark()
             return False  # workers that retire at the same moment are seen in the next look
-        leaving = succeeded(workers)
+        mine, leaving = [one for one in workers if one.numerics == self.numerics], succeeded(workers)
+        needed = self._pages_needed([replace(one, retires=False) for one in mine])
         staying = [
             one
-            for one in workers
-            if one.numerics == self.numerics
-            and one.id not in leaving
+            for one in mine
+            if one.id not in leaving
             and one.id in plan.assignments
             and (plan.folder_of(one.id) or self._model) == self._folder
         ]
-        return is_served(self.split, staying, numerics=self.numerics) or not self._is_needed()
+        return needed is None or self._could_hold(staying, needed)
 
     def call_off(self) -> None:
-        """Ends the retirement, if it has begun: the worker takes new requests again."""
-        if self._has_begun:
-            self._links.control.hdel(self._links.keys.worker(self.worker_id), "retires")
-            self._has_begun = False
+        """Ends the retirement, if it has begun: the worker takes new requests again.
+
+        Call it again later: a Redis that has lost what was written last may say that the worker retires.
+        """
+        self._links.control.hdel(self._links.keys.worker(self.worker_id), "retires")
 
     def _mark(self) -> None:
         """Writes into the worker's record, if there still is one, that it takes nothing new."""
@@ -56,23 +59,32 @@ class Retirement:
         if self._links.control.exists(record):
             self._links.control.hset(record, "retires", 1)
             get().info("WORKER_RETIRES", worker=self.worker_id, numerics=self.numerics)
-        self._has_begun = True
 
-    def _is_needed(self) -> bool:
-        """Returns whether a request runs on this worker, or can only go on under its numerics id."""
+    def _could_hold(self, workers: Sequence[WorkerInfo], pages: int) -> bool:
+        """Returns whether `workers` form a route whose pools can hold a request of `pages` KV pages."""
+        return is_served(self.split, [one for one in workers if one.pages >= pages], numerics=self.numerics)
+
+    def _pages_needed(self, serving: Sequence[WorkerInfo]) -> int | None:
+        """Returns the KV pages of the largest request that can only go on under this worker's numerics id.
+
+        0 where a request runs on this worker and could go on under another one; None where there is neither. A request
+        that may go on elsewhere, since its id had no workers for a while, counts only while `serving` could hold it:
+        else no worker would ever take it, and this one would wait in vain.
+        """
         control, keys = self._links.control, self._links.keys
-        if control.scard(keys.worker_requests(self.worker_id)):
-            return True
+        needed = [0] if control.scard(keys.worker_requests(self.worker_id)) else []
         unfinished = cast(list[bytes], control.zrange(keys.running, 0, -1))
         for first in range(0, len(unfinished), READ_AT_ONCE):
             ask = control.pipeline(transaction=False)
             for request_id in unfinished[first : first + READ_AT_ONCE]:
-                ask.hmget(keys.request(request_id.decode()), "model", "state", "committed", "numerics", "varies")
-            for model, state, committed, numerics, varies in cast(Any, ask.execute()):
+                ask.hmget(keys.request(request_id.decode()), *_FIELDS)
+            for model, state, committed, numerics, varies, job, pages in cast(Any, ask.execute()):
                 begun = state == b"running" or int(committed or 0) > 0
-                if model == self._model.encode() and begun and varies != b"1" and _last(numerics) == self.numerics:
-                    return True
-        return False
+                if model != self._model.encode() or not begun or varies == b"1" or _last(numerics) != self.numerics:
+                    continue
+                if not (job or b"").startswith(b"reruns") or self._could_hold(serving, int(pages)):
+                    needed.append(int(pages))
+        return max(needed, default=None)
 
 
 def _last(numerics: bytes | None) -> str:

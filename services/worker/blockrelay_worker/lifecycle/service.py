@@ -70,8 +70,12 @@ class StageService:
         self._succession: Succession | None = None
         #: The stages of the model of which it serves one; empty before it has announced that.
         self.split = ""
-        #: Whether it leaves because another plan came before it could take over from the worker that it succeeds.
-        self.is_overtaken = False
+        self._gives_way = False  # to the worker that it succeeds
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether it leaves because another plan came before it could take over from the worker that it succeeds."""
+        return self._gives_way and self._succession is not None and self._succession.failure is not None
 
     def run(self) -> None:
         """Serves from entering the registry to leaving it, or returns at once if the worker should end."""
@@ -85,6 +89,7 @@ class StageService:
             self._settings,
             model=self._model,
             folder=self._folder.model_key,
+            folders=self._parts.offers(None),
             numerics=self._numerics,
             port=self._parts.port,
             nondeterministic=self._executors.nondeterministic,
@@ -314,19 +319,22 @@ class StageService:
     def _successor(self, worker_id: str, place: Place) -> "StageService | Literal['later'] | None":
         """Returns the service that follows this one, in another place of the plan, or that it is too early for one.
 
-        None where this process would then have three of them, and if there is no memory for both, KV pages and weights
-        of blocks that it has not loaded: all workers of the model on this machine may need as much at the same moment.
+        None where this process would then have three of them, and if there is no memory for both. Raises
+        BlockFolderError then for blocks of another folder that are damaged: this worker has to stay.
         """
         workers = read_workers(self._links.control, self._links.keys, self._model)
         before = next((worker for worker in workers if worker.id == self._succeeds), None)
+        self._gives_way = before is not None
         if before is not None:  # yet another plan came: one of both makes room for its stage
             is_whole = is_served(self.split, workers, numerics=self._numerics)
             if before.draining or (is_whole and not is_served(before.split, workers, numerics=before.numerics)):
                 return "later"  # the one before goes: the route of this one is the only whole one
-            self.is_overtaken = True
             return None
         here = {worker.pid for worker in workers if worker.node == host_name()}
-        if not self._parts.fits_beside(self._parts.folder_of(place.folder), place.blocks, processes=len(here)):
+        folder = self._parts.folder_of(place.folder)
+        if not self._parts.fits_beside(folder, place.blocks, processes=len(here)):
+            if folder.model_key != self._folder.model_key:
+                open_block_folder(folder.root, blocks=range(place.blocks.first, place.blocks.last + 1))
             return None
         return StageService(self._parts, succeeds=worker_id)
 

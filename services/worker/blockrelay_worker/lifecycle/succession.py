@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from blockrelay.errors import BlockrelayError
+from blockrelay.errors import BlockFolderError, BlockrelayError, KnownAnswerMismatch
 from blockrelay.observability.logs import get
 from blockrelay.protocol.plan import Plan, Stage, WorkerInfo, is_served, succeeded
 from blockrelay.redis.registry import read_workers
@@ -29,8 +29,11 @@ class Service(Protocol):
 
     split: str
     """The stages of the model of which it serves one; empty before it has announced that."""
-    is_overtaken: bool
-    """Whether it leaves because another plan came before it could take over from the present service."""
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether it leaves because another plan came before it could take over from the present service."""
+        ...
 
     def run(self) -> None:
         """Registers, loads and serves. Returns soon after a drain of the worker was requested."""
@@ -68,6 +71,7 @@ class Succession:
         self._error: Exception | None = None
         self._alone = ""  # why it must leave its stage before it can load another one
         self._place: Place | None = None  # the one to take
+        self._refused = False  # its blocks cannot be served
         self.has_begun = False
         #: The leave of the present service, once `is_over` has returned True.
         self.departure = Departure()
@@ -79,11 +83,15 @@ class Succession:
     def begin(self, place: Place) -> None:
         """Starts the successor in a thread of its own, after the end of one that was overtaken.
 
-        Raises what `make` raises; then it has not begun.
+        Raises RedisTrouble; then it has not begun. A place whose blocks cannot be served is refused: the worker stays.
         """
         if self._thread is not None:
             self._thread.join()
-        made = self._make(place)
+        try:
+            made = self._make(place)
+        except BlockFolderError as error:
+            self._refuse(place, error)
+            return
         if made == "later":
             return
         self.service, self.has_begun, self._place = made, True, place
@@ -118,8 +126,8 @@ class Succession:
             self._told, self.departure = False, Departure()
         if not self._told and self.failure is None:
             self._retirement.call_off()
-            if self._alone:
-                self._alone, self.has_begun = "", False
+            if self._alone or self._refused:
+                self._alone, self._refused, self.has_begun = "", False, False
 
     def join(self) -> None:
         """Waits for the end of the successor, if there is one. Raises the error that ended it while it served."""
@@ -155,6 +163,11 @@ class Succession:
         else:
             self.failure = why
 
+    def _refuse(self, place: Place, error: BlockrelayError) -> None:
+        """Has the worker serve what it serves until its own place is in force again: no start could serve this one."""
+        get().error("FOLDER_REFUSED", folder=place.folder, error=str(error))
+        self._place, self._refused, self.has_begun = place, True, True
+
     def _run(self, service: Service) -> None:
         """Runs the successor. An error before it serves has the worker leave its stage first, and then load again."""
         ended = False
@@ -166,6 +179,10 @@ class Succession:
         except Exception as error:  # noqa: BLE001  # raised by `join`, in the worker's thread
             if service.split:
                 self._error = error
+            elif self._changes_folder and self._place and isinstance(error, BlockFolderError | KnownAnswerMismatch):
+                self.service = None
+                self._refuse(self._place, error)
+                return
             else:
                 reason = str(error) if isinstance(error, BlockrelayError) else repr(error)
                 get().warning("STAGE_NOT_LOADED_BESIDE", error=reason)

@@ -61,6 +61,7 @@ class Committer(threading.Thread):
                 if isinstance(item, threading.Event):
                     item.set()
             if None in items:
+                self._scripts.give_back()
                 return
 
     def _commit(self, batch: list[Commit]) -> None:

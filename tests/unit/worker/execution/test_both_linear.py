@@ -18,9 +18,13 @@ from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.arguments import F32, U8
 from blockrelay_worker.kernels.interface import Linear
+from blockrelay_worker.kernels.libraries import AVX_VNNI, VNNI, cpu_features
 
 KERNELS = load_kernels(2)
-needs_products = pytest.mark.skipif(not KERNELS.has_matmul, reason="no kernels of this CPU have products")
+needs_products = pytest.mark.skipif(
+    not KERNELS.has_matmul or not cpu_features() & (VNNI | AVX_VNNI),
+    reason="ONNX Runtime's product of signed weights saturates on CPUs without VNNI, and has other bits there",
+)
 
 
 def _seconds(ours: Callable[[int], float], ort: Callable[[int], float]) -> Callable[[int], tuple[float, float]]:

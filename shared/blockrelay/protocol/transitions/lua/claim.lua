@@ -6,11 +6,11 @@
 -- A log with tokens continues under the numerics id that computed them; under another one only if MIGRATE has let it go, no
 -- worker of its id is back, and its client did not ask for `exact`. If a nondeterministic worker computed them, any worker
 -- may continue it, since none could compute them again. Routes of `exact` requests have no nondeterministic workers.
--- A worker that retires, because the plan gives it another block folder, takes only requests pinned to its numerics id; no
--- other request has a route through it.
+-- A worker that retires, because the plan gives it another block folder, takes only requests that have tokens of its numerics
+-- id, also those that MIGRATE has released; no other request has a route through it.
 -- A request that denies fallbacks and whose GPU failed waits for GPUs for all stages that had one; a scheduler ends it when
 -- none come.
--- Keeps I3, I4 (reservations), I11 (first runs by rank), I13, I15 (which pages are private), I16, I17.
+-- Keeps I3, I4 (reservations), I11 (first runs by rank), I13, I15 (which pages are private), I16, I17, I18.
 -- needs: requests/record, requests/timeline, requests/provenance, requests/finish, queue/fair_queue, workers/fleet, workers/serving, workers/routes, workers/spill
 -- Arguments: worker, free_pages (of a worker of the whole model), runs (random run ids, one for each job that it may get)
 -- Answer: a list of {id, run, route, class, milliseconds since ACCEPT, quarantined, leading tokens whose KV pages may be
@@ -63,17 +63,19 @@ local function give(r)
     finish(r, 'expired', '')
     return true
   end
+  local keeps = pinned(r) and id_of(r.numerics) == me.numerics
+  if me.retires and not keeps then return true end
   local pure = r.exact == '1'
   if pinned(r) then
     local own = id_of(r.numerics)
     if is_served(own, r) then
-      if own ~= me.numerics then
+      if not keeps then
         unqueue(r)
         pin(r)
         return true
       end
       pure = true
-    elseif own == me.numerics then
+    elseif keeps then
       pure = pure or string.sub(r.job, 1, 6) == 'pinned'  -- MIGRATE has not released it from its numerics id
     elseif pure then
       finish(r, 'error', cjson.encode({error = 'the request began under numerics id ' .. own .. ', no worker of it is left '
@@ -93,7 +95,6 @@ local function give(r)
   for block in string.gmatch(r.denied_block, '%d+') do
     if not has_gpu(tonumber(block)) then return true end
   end
-  local keeps = pinned(r) and id_of(r.numerics) == me.numerics
   local spill = not pure and may_spill(r) and function(s, gpus, cpus)
     return within_limit(r, s) and sooner_on_cpu(s, gpus, cpus, reserve, r.pages_needed)
   end
@@ -101,7 +102,7 @@ local function give(r)
   if not route then
     -- A request with tokens whose pool is another worker's is not overtaken: this one would go on filling the later workers.
     local elsewhere = #me.stages > 1 and r.committed > 0 and r.pages_needed > me.pages and is_served(me.numerics, r)
-    return not elsewhere and fits_nowhere(r.pages_needed, pure)
+    return not elsewhere and fits_nowhere(r.pages_needed, pure, keeps)
   end
   if #me.stages == 1 then free_now = free_now - pages_of(r, 0) end
   local numerics, varies = numerics_of(route)
@@ -157,13 +158,14 @@ end
 local WINDOW = max_requests + PASSED
 
 -- True if the request before was passed over. Then the next one probably is too, and a short read may show it: it has no
--- tokens and needs more pages than this worker's pool, or GPUs that are not there.
+-- tokens and needs more pages than this worker's pool, or GPUs that are not there; or this worker retires.
 local passing = false
 local function is_passed(id)
   if not passing then return false end
   local v = redis.call('HMGET', P .. 'request:' .. id, 'state', 'committed', 'pages_needed', 'deadline_ms', 'v', 'denied_block')
   local number = tonumber(v[5] or '') or 0
   if v[1] ~= 'queued' or v[2] ~= '0' or number < LOWEST_PROTOCOL or number > PROTOCOL or (v[4] ~= '0' and NOW > tonumber(v[4])) then return false end
+  if me.retires then return true end
   if #me.stages == 1 and tonumber(v[3]) > me.pages then return true end
   for block in string.gmatch(v[6] or '', '%d+') do
     if not has_gpu(tonumber(block)) then return true end
@@ -241,7 +243,7 @@ for _, class in ipairs(classes()) do
   local where = me.model .. ':' .. class
   -- Requests that wait for this worker's numerics id are taken in both classes: no other device will take them.
   local mine = P .. 'pinned:' .. where .. ':' .. me.numerics
-  for _, key in ipairs(me.retires and {mine} or {mine, P .. 'reruns:' .. where}) do
+  for _, key in ipairs({mine, P .. 'reruns:' .. where}) do
     local front = redis.call('XRANGE', key, '-', '+', 'COUNT', WINDOW)
     if #front > 0 and (key == mine or takes(class, chance)) then
       if not staffed(chance) or give_stream(key, front) then return answer end

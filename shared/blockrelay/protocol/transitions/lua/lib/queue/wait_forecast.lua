@@ -51,7 +51,7 @@ end
 -- refusal for size is final); `steady`, true if there is a whole route of deterministic workers.
 -- Of live workers that take new requests: `pages`, KV pages of the stage that has least; `workers` of the first stage and `slots`, the requests that
 -- these run at once; `varies`, true if one is nondeterministic.
--- Of live workers that have measured themselves: `row` and `token`, seconds per prompt token and per generated token of all
+-- Of live workers that have measured themselves, also those that retire: `row` and `token`, seconds per prompt token and per generated token of all
 -- together (nil if none has); `slowest`, seconds per prompt token of the slowest; `steps` for `step_among`.
 local function survey(model)
   local found = {largest = {}, workers = 0, slots = 0, slowest = 0}
@@ -67,11 +67,13 @@ local function survey(model)
         routes[route] = routes[route] or {}
         routes[route][v[2]] = true
       end
-      if is_alive(all[i + 1]) and not v[11] then
-        pools[stage] = (pools[stage] or 0) + pages
-        found.varies = found.varies or v[9] == '1'
+      if is_alive(all[i + 1]) then
+        if not v[11] then
+          pools[stage] = (pools[stage] or 0) + pages
+          found.varies = found.varies or v[9] == '1'
+        end
         if v[2] == '0' then
-          found.workers, found.slots = found.workers + 1, found.slots + tonumber(v[5] or '64')
+          if not v[11] then found.workers, found.slots = found.workers + 1, found.slots + tonumber(v[5] or '64') end
           if v[6] then
             local steps = {tonumber(v[8])}
             for batch, us in string.gmatch(v[7], '(%d+):(%d+)') do steps[#steps + 1] = {tonumber(batch), tonumber(us) / 1e6} end

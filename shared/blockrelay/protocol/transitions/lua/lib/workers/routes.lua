@@ -1,9 +1,10 @@
 -- Routes that begin with one worker of the first stage: one worker for each stage.
 -- A worker `varies` if its device is nondeterministic (GPUs through ONNX Runtime). It may be in a route with any others;
--- deterministic workers share a route only under one numerics id.
+-- deterministic workers share a route only under one numerics id. All serve one block folder: what stages of two folders hand
+-- each other need not mean the same.
 -- needs: workers/fleet
 
--- The worker that claims, the first of every route: id, model, split, device (gpu or cpu), device_id (its name), epoch (of the
+-- The worker that claims, the first of every route: id, model, folder (key of its block folder), split, device (gpu or cpu), device_id (its name), epoch (of the
 -- plan that gave it its stage), numerics, varies, retires (it takes only requests that have tokens of its numerics id), pages (of its pool), free (pages not reserved), running (requests that it runs), and `stages` of its split, {first block, last block} of each.
 local me
 
@@ -13,12 +14,12 @@ local function named(device_id, device) return device_id and device_id ~= '' and
 -- Reads `me`. False when the worker may not claim: it is unknown, of a later stage, draining, without inbox or heartbeat.
 local function claims(worker)
   local v = redis.call('HMGET', P .. 'worker:' .. worker, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'pages_reserved',
-    'draining', 'varies', 'device_id', 'epoch', 'retires')
+    'draining', 'varies', 'device_id', 'epoch', 'retires', 'folder')
   if not v[1] or v[3] ~= '0' or redis.call('EXISTS', P .. 'inbox:' .. worker) == 0 then return false end
   if v[8] or not is_alive(redis.call('ZSCORE', P .. 'workers', worker)) then return false end
   local stages = {}
   for first, last in string.gmatch(v[2], '(%d+)-(%d+)') do stages[#stages + 1] = {tonumber(first), tonumber(last)} end
-  me = {id = worker, model = v[1], split = v[2], device = v[4], device_id = named(v[10], v[4]), epoch = v[11] or '0', numerics = v[5], varies = v[9] == '1', retires = v[12] ~= false, pages = tonumber(v[6]),
+  me = {id = worker, model = v[1], folder = v[13] or v[1], split = v[2], device = v[4], device_id = named(v[10], v[4]), epoch = v[11] or '0', numerics = v[5], varies = v[9] == '1', retires = v[12] ~= false, pages = tonumber(v[6]),
     free = tonumber(v[6]) - tonumber(v[7] or '0'), running = redis.call('SCARD', P .. 'worker-requests:' .. worker), stages = stages}
   return true
 end
@@ -28,14 +29,14 @@ local SAMPLE = 16
 -- The group of all nondeterministic workers, beside the groups by numerics id.
 local VARIES = '~'
 
--- Returns the ids of the workers of this split: [stage + 1][device][numerics id, or VARIES], sorted.
+-- Returns the ids of the workers of this split and folder: [stage + 1][device][numerics id, or VARIES], sorted.
 local function roster()
-  return kept(me.model, 'split ' .. me.split, function()
+  return kept(me.model, 'split ' .. me.split .. ' ' .. me.folder, function()
     local found, all = {}, registered()
     for s = 1, #me.stages do found[s] = {gpu = {}, cpu = {}} end
     for i = 1, #all, 2 do
-      local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'model', 'split', 'numerics', 'stage', 'device', 'varies')
-      if v[1] == me.model and v[2] == me.split then
+      local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'model', 'split', 'numerics', 'stage', 'device', 'varies', 'folder')
+      if v[1] == me.model and v[2] == me.split and (v[7] or v[1]) == me.folder then
         local groups, group = found[tonumber(v[4]) + 1][v[5]], v[6] == '1' and VARIES or v[3]
         groups[group] = groups[group] or {}
         table.insert(groups[group], all[i])
@@ -182,15 +183,16 @@ local function find_route(need, most, failed, pure, keeps, spill)
   return route
 end
 
--- Whether a stage has no worker whose whole pool holds `most` pages, or with `pure` no deterministic worker. The job then
+-- Whether a stage has no worker whose whole pool holds `most` pages, or with `pure` no deterministic one, or without `keeps`
+-- none that stays. The job then
 -- waits for another worker to register, and does not hold up the jobs behind it.
-local function fits_nowhere(most, pure)
+local function fits_nowhere(most, pure, keeps)
   if pure and me.varies then return true end
   for s = 0, #me.stages - 1 do
     local largest = s == 0 and me.pages or -1
     for _, list in pairs(s == 0 and {} or candidates[s]) do
       for _, c in ipairs(list) do
-        if not (pure and c.varies) then largest = math.max(largest, c.pages) end
+        if not (pure and c.varies) and (keeps or not c.retires) then largest = math.max(largest, c.pages) end
       end
     end
     if largest < most then return true end
