@@ -23,13 +23,12 @@ def other_folders(
     unable = {w.id: w.folder for w in workers if w.folders and _key(folder, w) not in {one.key for one in w.folders}}
     placed = [w for w in workers if w.id in stages and w.id not in unable]
     before = {w.id: w for w in placed if w.stage is not None and w.folder not in ("", _key(folder, w))}
-    told = {
-        name
-        for name, worker in before.items()
-        if current and name in current.assignments and _key(current.folder_of(name), worker) == _key(folder, worker)
-    }
-    if told or any(w.state == "loading" for w in placed):
-        return {**unable, **{name: worker.folder for name, worker in before.items() if name not in told}}
+    has_begun = current is not None and current.folder == folder
+    kept = {name: one.folder for name, one in before.items() if current and name in current.other_folders}
+    if has_begun and len(kept) < len(before):
+        return {**unable, **kept}
+    if any(worker.state == "loading" for worker in placed):
+        return {**unable, **(kept if has_begun else {name: one.folder for name, one in before.items()})}
     left: dict[int, list[str]] = defaultdict(list)
     for worker in sorted(before.values(), key=lambda w: (w.registered_ms, w.id)):
         left[stages[worker.id]].append(worker.id)

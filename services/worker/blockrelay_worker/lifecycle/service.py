@@ -319,8 +319,7 @@ class StageService:
     def _successor(self, worker_id: str, place: Place) -> "StageService | Literal['later'] | None":
         """Returns the service that follows this one, in another place of the plan, or that it is too early for one.
 
-        None where this process would then have three of them, and if there is no memory for both. Raises
-        BlockFolderError then for blocks of another folder that are damaged: this worker has to stay.
+        None where there is no memory for both, or would be three. Raises BlockFolderError then for damaged blocks.
         """
         workers = read_workers(self._links.control, self._links.keys, self._model)
         before = next((worker for worker in workers if worker.id == self._succeeds), None)

@@ -60,6 +60,15 @@ def test_a_stage_with_one_worker_has_all_change_together() -> None:
     assert set(cell.look().values()) == {OTHER}, "and no look takes it back"
 
 
+def test_one_that_comes_back_during_the_last_change_changes_too() -> None:
+    cell = Changing([worker("a", 0, 2), worker("b", 1, 2)], 2)
+    cell.look()
+    b = cell.workers.pop()  # followed by another worker of its process, which leaves again
+    cell.look()
+    cell.workers.append(b)
+    assert set(cell.look().values()) == {OTHER}, "it would lose the requests that it has begun"
+
+
 def test_a_change_back_keeps_those_that_have_not_begun() -> None:
     cell = Changing([worker("a", 0), worker("b", 0)], 1)
     assert cell.look() == {"a": OTHER, "b": MODEL}
