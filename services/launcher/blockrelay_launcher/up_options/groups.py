@@ -84,10 +84,9 @@ class ServedModelOptions(MeasuredModelOptions):
     """The options of `up` about its model."""
 
     TITLE: ClassVar = "Model"
-    other_precisions: Annotated[
+    other_precision: Annotated[
         list[Path] | None,
         typer.Option(
-            "--other-precision",
             metavar="PATH",
             help="Folder of the same checkpoint in another precision, for `blockrelay precision set`; may be repeated.",
         ),
@@ -113,9 +112,9 @@ class ServedModelOptions(MeasuredModelOptions):
         for name, value in (("--max-warm-sessions", self.max_warm_sessions), ("--memory", self.memory)):
             if value is not None and not self.sequential:
                 raise UsageError(f"{name} is for --sequential")
-        if odd := [path for path in self.other_precisions or () if "," in str(path.absolute())]:
+        if odd := [path for path in self.other_precision or () if "," in str(path.absolute())]:
             raise UsageError(f"--other-precision {odd[0]}: a path with a comma cannot be given to workers; rename it")
-        if self.blocks is not None and self.other_precisions:
+        if self.blocks is not None and self.other_precision:
             raise UsageError("--other-precision is for --model: ONNX blocks have one precision")
         if self.blocks is None and self.sequential:
             raise UsageError("--sequential is for --blocks: other models are cut into stages")

@@ -65,7 +65,7 @@ def composed(
     blocks = served_blocks(model, gpus=bool(gpus))
     return UpOptions(
         model=blocks.model if blocks else model.model,
-        other_precisions=tuple(path.absolute() for path in model.other_precisions or ()),
+        other_precisions=tuple(path.absolute() for path in model.other_precision or ()),
         blocks=blocks,
         gpus=gpus,
         topology=topology,

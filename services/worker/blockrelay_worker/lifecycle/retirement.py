@@ -25,6 +25,7 @@ class Retirement:
         """`model` and `folder` are keys. `split` has the stages of which the worker serves one."""
         self._links, self._model, self._folder = links, model, folder
         self.worker_id, self.split, self.numerics = worker_id, split, numerics
+        self._has_marked = False
 
     def is_complete(self, plan: Plan, workers: Sequence[WorkerInfo]) -> bool:
         """Marks the worker as retiring if it is not yet, and else returns whether it may go.
@@ -51,11 +52,13 @@ class Retirement:
 
         Call it again later: a Redis that has lost what was written last may say that the worker retires.
         """
-        self._links.control.hdel(self._links.keys.worker(self.worker_id), "retires")
+        if self._has_marked:
+            self._links.control.hdel(self._links.keys.worker(self.worker_id), "retires")
 
     def _mark(self) -> None:
         """Writes into the worker's record, if there still is one, that it takes nothing new."""
         record = self._links.keys.worker(self.worker_id)
+        self._has_marked = True
         if self._links.control.exists(record):
             self._links.control.hset(record, "retires", 1)
             get().info("WORKER_RETIRES", worker=self.worker_id, numerics=self.numerics)
