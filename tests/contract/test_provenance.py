@@ -26,6 +26,7 @@ def workers(run: Ran) -> list[str]:
 
 
 def three(cell: Cell, *names: str, numerics: Sequence[str] = (NUMERICS,) * 3) -> None:
+    cell.agree(dead_after_s=3600)  # hundreds of runs may take longer than a worker without heartbeats lives
     for stage, name in enumerate(names):
         cell.worker(name, split=SPLIT, stage=stage, numerics=numerics[stage])
         cell.client.hset(cell.keys.worker(name), mapping={"epoch": 17})
