@@ -116,6 +116,7 @@ class Replay:
         plan = calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class=self.route_class, plan="{}")
         self.cell.scripts.run(plan)
         self.known: set[int] = set()
+        self._retirements: dict[str, Retirement] = {}
 
     def worker(self, number: int) -> str:
         return f"w{number:04}"
@@ -268,10 +269,13 @@ class Replay:
         self._retirement(worker).call_off()
 
     def _retirement(self, worker: int) -> Retirement:
-        b = self.bounds
-        split, numerics = SPLITS[b.stages][b.plan(worker)], f"n{b.numerics(worker)}"
-        links, name = links_of(self.cell), self.worker(worker)
-        return Retirement(links, MODEL, name, split=split, folder=MODEL, numerics=numerics)
+        """That of the worker's present registration, which it keeps."""
+        b, name = self.bounds, self.worker(worker)
+        if name not in self._retirements:
+            split, numerics = SPLITS[b.stages][b.plan(worker)], f"n{b.numerics(worker)}"
+            links = links_of(self.cell)
+            self._retirements[name] = Retirement(links, MODEL, name, split=split, folder=MODEL, numerics=numerics)
+        return self._retirements[name]
 
     def _take(self, worker: int) -> None:
         inbox = self.keys.inbox(self.worker(worker))
