@@ -47,7 +47,7 @@ def test_it_goes_on_with_requests_that_have_its_tokens(fleet: Cell) -> None:
     run = fleet.begin("a", [7, 8])
     retires(fleet, "a")
     fleet.rerun(run)
-    assert not fleet.claim("b"), "nobody else can continue its bits"
+    assert not fleet.claim("b"), "no other worker can continue its bits"
     (again,) = fleet.claim("a")
     assert list(again.tokens) == [7, 8]
 
@@ -127,7 +127,7 @@ def test_it_goes_on_with_requests_that_were_free_to_go_elsewhere(fleet: Cell) ->
 
 
 def test_it_does_not_wait_for_a_request_that_no_route_of_its_id_can_take(cell: Cell) -> None:
-    """It may be what the first stage waits for: without memory for both, a folder is loaded when the other is gone."""
+    """A later stage goes where no route could take a freed request: without memory for both, others wait for that."""
     cell.agree(dead_after_s=3600)
     for stage, name in enumerate("ab"):
         cell.worker(name, stage=stage)

@@ -36,7 +36,7 @@ def predict(cell: Cell, slowdowns: Mapping[str, float]) -> None:
 
 
 def measure(cell: Cell, worker: str, first: int, *seconds: float) -> None:
-    """It publishes what its blocks took."""
+    """Has a worker publish what its blocks took."""
     times = BlockTimes(first=first, seconds=seconds, rows=1.0, context=9.0, free_bytes=0)
     cell.scripts.run(calls.heartbeat(worker, block_times=times.to_json()))
 

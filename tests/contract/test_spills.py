@@ -15,7 +15,7 @@ WHOLE, HALVES = "1-4", "1-2,3-4"
 
 
 def measure(cell: Cell, worker: str, ms: float, *, first: int = 1, blocks: int = 4, rows: float = 1.0) -> None:
-    """It publishes that a step of `rows` takes `ms` milliseconds in all of its blocks together."""
+    """Has a worker publish that a step of `rows` takes `ms` milliseconds in all of its blocks together."""
     times = BlockTimes(first=first, seconds=(ms / blocks / 1e3,) * blocks, rows=rows, context=9.0, free_bytes=0)
     cell.scripts.run(calls.heartbeat(worker, block_times=times.to_json()))
 
@@ -102,7 +102,7 @@ class TestOfAWholeModel:
         queue(cell, "a", "b", "c", content=content)
         assert claimed(cell, "c") == []
         queue(cell, "last")
-        assert claimed(cell, "c") == ["last"], "they hold nobody up"
+        assert claimed(cell, "c") == ["last"], "they do not hold up the next one"
 
     @pytest.mark.parametrize(("limit", "spilled"), [(1.4, []), (1.5, ["b"])])
     def test_a_limit_holds_here_too(self, cell: Cell, limit: float, spilled: list[str]) -> None:
@@ -146,7 +146,7 @@ class TestWhatIsKnown:
         assert claimed(cell, "c")[0] == "r0"
 
     def test_a_gpu_without_requests_is_never_passed_over(self, cell: Cell) -> None:
-        """It was slow once: if it got nothing to do it could never show otherwise."""
+        """A GPU that was slow once could never show otherwise if it got nothing to do."""
         measure(cell, "g", 99.0)
         measure(cell, "c", 1.0)
         cell.scripts.run(calls.finish("run", "cancelled"))

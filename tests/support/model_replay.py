@@ -245,8 +245,7 @@ class Replay:
         return None if answer is None else {self.number(r): int(run_id) for r, run_id in answer.items()}
 
     def _migrate(self, **_: Any) -> int:
-        call = calls.migrate(MODEL, patience_s=0)
-        return sum(found.freed for found in self.cell.scripts.run(call))
+        return sum(found.freed for found in self.cell.scripts.run(calls.migrate(MODEL, patience_s=0)))
 
     def _announce(self, worker: int, pages: int) -> None:
         b = self.bounds
@@ -269,13 +268,10 @@ class Replay:
         self._retirement(worker).call_off()
 
     def _retirement(self, worker: int) -> Retirement:
-        """That of the worker's present registration, which it keeps."""
         b, name = self.bounds, self.worker(worker)
-        if name not in self._retirements:
-            split, numerics = SPLITS[b.stages][b.plan(worker)], f"n{b.numerics(worker)}"
-            links = links_of(self.cell)
-            self._retirements[name] = Retirement(links, MODEL, name, split=split, folder=MODEL, numerics=numerics)
-        return self._retirements[name]
+        split, numerics = SPLITS[b.stages][b.plan(worker)], f"n{b.numerics(worker)}"
+        made = Retirement(links_of(self.cell), MODEL, name, split=split, folder=MODEL, numerics=numerics)
+        return self._retirements.setdefault(name, made)  # a worker keeps its own
 
     def _take(self, worker: int) -> None:
         inbox = self.keys.inbox(self.worker(worker))
