@@ -164,10 +164,14 @@ class WorkerInfo:
         """
         return f"-{IMPORTED}-" in self.numerics
 
+    def folder_with(self, key: str) -> ServedFolder | None:
+        """Returns its block folder with a key, "" for that with which it started; None if its record has none such."""
+        return next((folder for folder in self.folders if folder.key == (key or self.model)), None)
+
     @property
     def served(self) -> ServedFolder | None:
         """The block folder that it serves; None where its record does not say."""
-        return next((folder for folder in self.folders if folder.key == self.folder), None)
+        return self.folder_with(self.folder) if self.folder else None
 
     @property
     def is_alive(self) -> bool:

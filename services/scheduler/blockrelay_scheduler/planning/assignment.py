@@ -138,5 +138,5 @@ def _with_newcomers(
 def _kind(worker: WorkerInfo, folder: str) -> tuple[str, str]:
     """Returns device class and numerics id: workers of different numerics ids never share a route, so that each id
     needs workers at every stage. The id is that with the block folder that the plan gives all workers."""
-    key = folder or worker.model
-    return worker.device, next((one.numerics for one in worker.folders if one.key == key), worker.numerics)
+    planned = worker.folder_with(folder)
+    return worker.device, planned.numerics if planned else worker.numerics

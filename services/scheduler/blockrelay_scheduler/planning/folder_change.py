@@ -20,9 +20,9 @@ def other_folders(
     started. `current` is the plan in force. Half of the workers that a stage has left change at once, and the next ones
     when these serve. A worker that does not have the folder keeps its own.
     """
-    unable = {w.id: w.folder for w in workers if w.folders and _key(folder, w) not in {one.key for one in w.folders}}
+    unable = {w.id: w.folder for w in workers if w.folders and w.folder_with(folder) is None}
     placed = [w for w in workers if w.id in stages and w.id not in unable]
-    before = {w.id: w for w in placed if w.stage is not None and w.folder not in ("", _key(folder, w))}
+    before = {w.id: w for w in placed if w.stage is not None and w.folder not in ("", folder or w.model)}
     has_begun = current is not None and current.folder == folder
     kept = {name: one.folder for name, one in before.items() if current and name in current.other_folders}
     if has_begun and len(kept) < len(before):
@@ -35,8 +35,3 @@ def other_folders(
     if min((len(left[stage]) for stage in set(stages.values())), default=0) < 2:
         return unable
     return {**unable, **{name: before[name].folder for names in left.values() for name in names[len(names) // 2 :]}}
-
-
-def _key(folder: str, worker: WorkerInfo) -> str:
-    """Returns the key of a folder, with "" for that with which the worker's model was started."""
-    return folder or worker.model

@@ -71,7 +71,7 @@ def decide(
 
 def _has(worker: WorkerInfo, planned: PlannedSplit) -> bool:
     """Returns whether a worker that has no stage yet could serve the folder of the plan, as far as it says."""
-    return not worker.folders or (planned.folder or worker.model) in {folder.key for folder in worker.folders}
+    return not worker.folders or worker.folder_with(planned.folder) is not None
 
 
 def stages_on_gpus(workers: Sequence[WorkerInfo], split: str) -> frozenset[int]:
@@ -89,16 +89,12 @@ def waits_for_more(current: Plan, following: Plan) -> bool:
     Its split, assignments, devices and source are then the same; blocks that GPUs have loaded, and reasons, may differ.
     Such a plan may be published later, together with the stages that load next.
     """
-    same = (current.split, current.assignments, current.devices, current.source, current.folder, current.other_folders)
     gone = [block for block, device in current.blocks.items() if device == "GPU" and following.blocks[block] != "GPU"]
-    return not gone and same == (
-        following.split,
-        following.assignments,
-        following.devices,
-        following.source,
-        following.folder,
-        following.other_folders,
+    first, second = (
+        (plan.split, plan.assignments, plan.devices, plan.source, plan.folder, plan.other_folders)
+        for plan in (current, following)
     )
+    return first == second and not gone
 
 
 def _devices(workers: Sequence[WorkerInfo], assignments: Mapping[str, int], stage: int) -> Counter[str]:

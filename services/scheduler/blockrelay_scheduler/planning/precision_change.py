@@ -46,9 +46,7 @@ def precisions_of(workers: Sequence[WorkerInfo], plan: Plan, model: str) -> Prec
         pending=tuple(
             worker.id
             for worker in alive
-            if wanted in {folder.key for folder in worker.folders}
-            and not (worker.ready and worker.folder == wanted)
-            and not worker.draining
+            if worker.folder_with(wanted) and not (worker.ready and worker.folder == wanted) and not worker.draining
         ),
     )
 
@@ -83,7 +81,7 @@ def check_folder(workers: Sequence[WorkerInfo], folder: ServedFolder) -> None:
     """Raises UsageError, one line, where a live worker does not have the folder, or no memory for its part of it."""
     leaving = succeeded(workers)
     serving = [one for one in workers if one.is_alive and not one.draining and one.id not in leaving]
-    if lacking := [one for one in serving if one.ready and folder.key not in {each.key for each in one.folders}]:
+    if lacking := [one for one in serving if one.ready and one.folder_with(folder.key) is None]:
         where = f" on {lacking[0].device_id}" if lacking[0].device_id else ""
         raise UsageError(
             f"worker {lacking[0].id}{where} does not have {folder.precision} ({folder.key}): start it with "
@@ -102,7 +100,7 @@ def _check_memory(workers: Sequence[WorkerInfo], folder: ServedFolder) -> None:
         if worker.stage is not None and worker.folder != folder.key:
             by_node[worker.node].append(worker)
     for node, moving in by_node.items():
-        needed = sum(one.bytes for worker in moving for one in worker.folders if one.key == folder.key)
+        needed = sum(one.bytes for worker in moving if (one := worker.folder_with(folder.key)))
         room = min(worker.free_bytes for worker in moving) + sum(worker.held_bytes for worker in moving)
         if needed > room:
             lacking = format_quantity(needed - room, "B")

@@ -99,8 +99,7 @@ class WorkerParts:
 
 def stage_bytes(folder: BlockFolder, blocks: Stage, pages: int) -> int:
     """Returns the bytes of a stage of these blocks: its weights' files, and this number of KV pages."""
-    manifest = folder.manifest
-    weights = sum(manifest.files[manifest.block(n).file].bytes for n in range(blocks.first, blocks.last + 1))
+    weights = sum(folder.manifest.block_file(index).bytes for index in range(blocks.first, blocks.last + 1))
     return weights + pages * page_bytes_of(folder, blocks)
 
 
