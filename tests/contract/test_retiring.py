@@ -8,7 +8,7 @@ import pytest
 from blockrelay.protocol.plan import Plan
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.registry import read_workers
-from blockrelay_worker.lifecycle.retirement import Retirement
+from blockrelay_worker.lifecycle.changes.retirement import Retirement
 from tests.support.cell import MODEL, Cell
 from tests.support.worker.links import links_of
 

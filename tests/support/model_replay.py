@@ -20,7 +20,7 @@ from blockrelay.protocol.plan import Device, Plan
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import Scripts
 from blockrelay.redis.registry import read_workers
-from blockrelay_worker.lifecycle.retirement import Retirement
+from blockrelay_worker.lifecycle.changes.retirement import Retirement
 from tests.protocol_model import data, scripts
 from tests.protocol_model.bounds import Bounds, name_of
 from tests.support.cell import MODEL, Cell, begin_cell

@@ -28,6 +28,7 @@ from blockrelay_scheduler.plan_publisher import PlanPublisher
 from blockrelay_scheduler.planning.assignment import empty_stages
 from blockrelay_scheduler.planning.cost_model import CostModel
 from blockrelay_scheduler.policy import LOOK_S
+from blockrelay_scheduler.replanning.degrader import Degrader
 from blockrelay_scheduler.replanning.replanner import Replanner
 from blockrelay_scheduler.replanning.slowdowns import SlowdownPublisher
 from blockrelay_scheduler.rescuer import Rescuer
@@ -62,6 +63,7 @@ class Scheduler:
         self._publisher = PlanPublisher(link, model, planned, vacancy_s=settings.vacancy_s, name=name)
         self._replanner = Replanner(link, model, costs, check_cut, settings, metrics, name)
         self._slowdowns = SlowdownPublisher(link, model, costs)
+        self._degrader = Degrader(link, model, settings, metrics, name)
         self._rescuer = Rescuer(link, settings)
         self._upgrade = CellUpgrade(link, raises=settings.raise_protocol)
         self._sweeper: InboxSweeper | None = None  # None: one Redis for everything
@@ -137,6 +139,8 @@ class Scheduler:
         if self._publisher.entry is not None:
             self._replanner.look(workers, plan, self._publisher.entry)
         self._slowdowns.publish(workers)
+        if self.liveness.trusted:
+            self._degrader.look(workers, plan)
         self._sweep(workers)
         if time.monotonic() - max(self._last_look, self.liveness.settled_from) >= LOOK_S:
             self._rescuer.rescue()

@@ -33,6 +33,16 @@ REPLAN_KEPT = 2 / 3
 #: limit is no finer.
 SLOWDOWN_CHANGE = 0.1
 
+# Precisions and memory
+
+#: Seconds between two looks whether memory asks for another precision: heartbeats tell free memory less often.
+MEMORY_LOOK_S = 1.0
+#: A cell goes back to a larger precision when memory has room for this many times what it needs: free memory goes up
+#: and down, and each change makes requests wait.
+RESTORE_MARGIN = 1.1
+#: Longest wait before a cell goes back to the larger precision, which doubles each time that it did not last.
+RESTORE_WAIT_MAX_S = 3600.0
+
 # Recovery and scaling
 
 #: Estimates of the time of a prompt are rough: only a request that takes this many times as long is stuck.

@@ -102,6 +102,14 @@ GPU_REPORT_TRIAL_S = 600.0
 
 #: Seconds between two looks at the plan of a worker that waits for a stage.
 PLAN_POLL_S = 0.1
+#: Seconds for which memory has to lack before a worker says so: a process that ends gives its memory back soon.
+SHORT_PATIENCE_S = 2.0
+#: Seconds after which a worker tries a block folder again with which memory ran out, if it was given no smaller one.
+SHORT_FOR_S = 60.0
+#: Seconds within which steps that run out of memory twice have a worker leave its stage for a smaller precision.
+OUT_OF_MEMORY_TWICE_S = 600.0
+#: Seconds between two reports of free memory: it is read from the system, and decides about minutes.
+FREE_MEMORY_S = 5.0
 #: Seconds between two tries to enter a cell that has no room.
 REGISTER_RETRY_S = 1.0
 #: Seconds until the payload inbox of a worker expires that renews it no more: the worker has died.

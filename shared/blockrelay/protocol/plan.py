@@ -108,9 +108,10 @@ class Plan:
         return cls(**{name: value for name, value in data.items() if name in cls.__dataclass_fields__})
 
 
-#: A worker's state, as people see it. `loading`: not ready yet, with a stage or without. `retiring`: it takes no new
-#: requests, because the plan gives it another block folder, and goes on with those that it has begun.
-WorkerState = Literal["loading", "ready", "retiring", "draining", "silent"]
+#: A worker's state, as people see it. `loading`: not ready yet, with a stage or without. `short`: it waits for memory
+#: for its stage, or for a smaller precision. `retiring`: it takes no new requests, because the plan gives it another
+#: block folder, and goes on with those that it has begun.
+WorkerState = Literal["loading", "short", "ready", "retiring", "draining", "silent"]
 WORKER_STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 
 
@@ -153,8 +154,9 @@ class WorkerInfo:
     folder: str = ""  # key of the block folder that it serves, or will serve when it is ready
     folders: tuple[ServedFolder, ...] = ()  # those that it can serve
     retires: bool = False  # it takes only requests that have tokens of its numerics id
-    held_bytes: int = 0  # weights and KV pages of its stage
-    free_bytes: int = 0  # memory of its machine that was free when it had loaded them
+    held_bytes: int = 0  # weights of its stage, and KV pages that were used before
+    free_bytes: int = 0  # memory of its machine that is free beside them
+    short_of: str = ""  # key of a block folder for whose part of the plan it lacks memory; "": it lacks none
 
     @property
     def whole_model_only(self) -> bool:
@@ -192,7 +194,9 @@ class WorkerInfo:
             return "draining"
         if self.retires:
             return "retiring"
-        return "ready" if self.ready else "loading"
+        if self.ready:
+            return "ready"
+        return "short" if self.short_of else "loading"
 
     @classmethod
     def from_redis(
@@ -245,6 +249,7 @@ class WorkerInfo:
             retires=b"retires" in f,
             held_bytes=integer(b"held_bytes"),
             free_bytes=integer(b"free_bytes"),
+            short_of=f.get(b"short_of", b"").decode(),
         )
 
 

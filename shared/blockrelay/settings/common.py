@@ -23,6 +23,10 @@ class Settings(RedisSettings):
     cell: str = Field(default="c0", pattern=rf"^{CELL}$", description="name of the cell")
     node_id: str | None = Field(default=None, description="node_id of log lines; default: role, host and pid")
     host: str = Field(default="127.0.0.1", description="address the service listens on")
+    degrade: Literal["on", "off"] = Field(
+        default="off",
+        description="for schedulers and workers; on: change to a smaller of the precisions where memory lacks",
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="lowest level of log lines that are written"
     )

@@ -41,6 +41,9 @@ class SchedulerSettings(Settings):
         default=120.0, gt=0, description="seconds that a plan must be better before it counts"
     )
     replan_every_s: float = Field(default=300.0, gt=0, description="least seconds between two such plans")
+    restore_after_s: float = Field(
+        default=300.0, gt=0, description="seconds before a larger precision is tried again where there is memory for it"
+    )
     prompt_tokens_per_s: float = Field(default=100.0, gt=0, description="slowest prompt speed that is not a stall")
     fallback_wait_s: float = Field(
         default=60.0, gt=0, description="seconds that a request with fallback: deny waits for a GPU before it fails"

@@ -122,6 +122,9 @@ class WorkerSettings(Settings):
     inject_speed: float = Field(
         default=1.0, gt=0, le=1, description="share of its speed at which the worker computes (simulations)"
     )
+    inject_memory: Path | None = Field(
+        default=None, description="file with the number of bytes that count as free memory, while it exists (tests)"
+    )
     inject_numerics: str = Field(
         default="",
         pattern="^[a-z0-9]{0,16}$",

@@ -26,6 +26,7 @@ from blockrelay_launcher.drill.faults import CHANGES, Fault, possible, strikes
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.options import DrillOptions
 from blockrelay_launcher.drill.parts.killer import Killer
+from blockrelay_launcher.drill.parts.memory import MemoryShortages, prepare_shortages
 from blockrelay_launcher.drill.parts.operator import DeviceRetries, PlanSwitch, PrecisionChanges, Replans
 from blockrelay_launcher.drill.parts.part import DrillPart
 from blockrelay_launcher.drill.parts.upgrade import SALT, Upgrade
@@ -115,6 +116,7 @@ def _drilled(course: "_Course") -> Report:
     up: list[object] = ["--model", options.model] if options.blocks is None else ["--blocks", options.blocks.absolute()]
     up += ["--sequential"] if options.sequential else []
     up += ["--other-precision", options.other_precision] if options.other_precision else []
+    up += ["--degrade"] if options.degrades else []
     up += ["--plan", options.plan] if options.plan else ["--stages", options.stages]
     up += ["--replicas", options.replicas, "--gateways", options.gateways]
     up += ["--schedulers", options.schedulers, "--fsync", options.fsync]
@@ -123,6 +125,8 @@ def _drilled(course: "_Course") -> Report:
     if options.users is not None:
         gateways, schedulers = names_of("gateway", options.gateways), names_of("scheduler", options.schedulers)
         put_in_force(options.users, data, [*gateways, *schedulers, *options.workers])
+    if options.degrades:
+        prepare_shortages(data, options.workers, names_of("scheduler", options.schedulers))
     releases = [*filter(None, [options.upgrade_from]), sys.executable]
     seconds = 60 * options.minutes / len(releases)
     ports = lasting_ports(options.gateways) if options.upgrade_from else contextlib.nullcontext(0)
@@ -252,6 +256,8 @@ def _faults(options: DrillOptions, system: DrilledSystem, seed: str, started: fl
         parts.append(Replans(system, Random(f"{seed} replans"), options.stages))
     if options.changes_precision:
         parts.append(PrecisionChanges(system, Random(f"{seed} precisions"), options.models))
+    if options.degrades:
+        parts.append(MemoryShortages(system, Random(f"{seed} memory")))
     if options.gpu:
         parts.append(DeviceRetries(system))
     if options.upgrade:

@@ -81,8 +81,8 @@ class DrillOptions(DrilledSystemOptions):
         option(
             "KIND,KIND",
             "Kinds of faults: kill; stop (a process, up to 8 s); full (Redis has no room, up to 3 s); cut "
-            "(connections of Redis); replan (several stages get other borders); precision (with --other-precision: "
-            "workers change to the other folder, and back).",
+            "(connections of Redis); replan (several stages get other borders). With --other-precision: precision "
+            "(workers change to the other folder, and back); degrade (memory lacks for the larger one for a while).",
         ),
     ] = ",".join(KINDS)
     every: Annotated[float, option("S", "Mean time between two faults, in seconds.", min=0.1)] = 2.0
@@ -122,6 +122,11 @@ class DrillOptions(DrilledSystemOptions):
     def changes_precision(self) -> bool:
         """Whether workers change between two folders."""
         return "precision" in self.kinds and self.other_precision is not None
+
+    @property
+    def degrades(self) -> bool:
+        """Whether memory lacks for the larger of two folders at times."""
+        return "degrade" in self.kinds and self.other_precision is not None
 
     @property
     def models(self) -> list[Path]:

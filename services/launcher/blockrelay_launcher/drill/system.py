@@ -36,6 +36,16 @@ GPUS_LOAD_S = 240.0
 ANSWER_S = 0.5
 
 
+def add_setting(data: Path, name: str, setting: str) -> None:
+    """Adds a setting NAME=VALUE to those that `up` on the folder `data` gives a service at its next start."""
+    path = data / "settings" / name
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    draft = path.with_suffix(".new")
+    draft.touch(mode=0o600)
+    draft.write_text((path.read_text() if path.exists() else "") + setting + "\n")
+    draft.replace(path)
+
+
 @dataclass(frozen=True, slots=True)
 class DrilledSystem:
     """A running `blockrelay up` on the folder `data`."""
@@ -73,12 +83,7 @@ class DrilledSystem:
 
     def set_for_next_start(self, name: str, setting: str) -> None:
         """Adds a setting NAME=VALUE to the environment that a service gets at its next start."""
-        path = self.data / "settings" / name
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        draft = path.with_suffix(".new")
-        draft.touch(mode=0o600)
-        draft.write_text((path.read_text() if path.exists() else "") + setting + "\n")
-        draft.replace(path)
+        add_setting(self.data, name, setting)
 
     def administrator(self, server: Target) -> redis.Redis:
         """Returns a client with all rights of `server`, redis-control or redis-payload.

@@ -37,7 +37,7 @@ def put_in_force(users: Path, data: Path, services: Sequence[str]) -> None:
         kept = [line for line in rules.splitlines() if line.strip() and not line.startswith("user default ")]
         socket.parent.mkdir(mode=0o700)
         _write(socket.parent / USERS_FILE, [*kept, ADMINISTRATOR])
-    (data / "settings").mkdir(mode=0o700)
+    (data / "settings").mkdir(mode=0o700, exist_ok=True)
     for service in services:
         role = service.partition("-")[0]
         urls = {server: f"unix://{role}:{passwords[role]}@{quote(str(socket))}" for server, socket in sockets.items()}

@@ -44,6 +44,7 @@ class ServiceLayout:
             redis_password_file=None,  # password files in the environment belong to the servers in the environment
             payload_redis_password_file=None,
             node_id=name,
+            **({"degrade": "on"} if self.options.degrade else {}),
             **{"host": LOOPBACK, **settings},
         )
         log, own = self.data / "logs" / f"{name}.log", self.data / "settings" / name

@@ -91,6 +91,10 @@ class ServedModelOptions(MeasuredModelOptions):
             help="Folder of the same checkpoint in another precision, for `blockrelay precision set`; may be repeated.",
         ),
     ] = None
+    degrade: Annotated[
+        bool,
+        flag("--degrade", "With --other-precision: change to a smaller precision where memory lacks, and back again."),
+    ] = False
     stand_in: Annotated[
         StandInBy | None,
         option("imported|files", "With --blocks --gpu: what CPU workers compute with; default: imported, if possible."),
@@ -114,6 +118,8 @@ class ServedModelOptions(MeasuredModelOptions):
                 raise UsageError(f"{name} is for --sequential")
         if odd := [path for path in self.other_precision or () if "," in str(path.absolute())]:
             raise UsageError(f"--other-precision {odd[0]}: a path with a comma cannot be given to workers; rename it")
+        if self.degrade and not self.other_precision:
+            raise UsageError("--degrade needs --other-precision, the folder of a smaller precision to change to")
         if self.blocks is not None and self.other_precision:
             raise UsageError("--other-precision is for --model: ONNX blocks have one precision")
         if self.blocks is None and self.sequential:

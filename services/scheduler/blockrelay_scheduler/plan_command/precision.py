@@ -19,7 +19,11 @@ from blockrelay.protocol.plan import Plan
 from blockrelay.redis.registry import read_plan, read_workers
 from blockrelay.typed_command import typed
 from blockrelay_scheduler.plan_command.cell import AsJson, Data, DryRun, ModelKey, RedisUrl, Served, enter, served_model
+from blockrelay_scheduler.planning.degradation import Degraded, degraded_from
 from blockrelay_scheduler.planning.precision_change import Precisions, check_change, precisions_of
+
+#: Seconds of the setting `restore_after_s`. Which precision memory took away hardly depends on it.
+RESTORE_S = 300.0
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -36,7 +40,7 @@ def show(
     if context.invoked_subcommand is not None:
         return
     with served_model(redis, data, model_key) as served:
-        _show(_now(served), as_json=as_json)
+        _show(_now(served), degraded_from(served.history, first_s=RESTORE_S), as_json=as_json)
 
 
 @app.command("set")
@@ -54,7 +58,9 @@ def set_precision(
         workers = read_workers(served.client, served.keys, served.model)
         newest = replace(served.plan, folder=served.folder)
         folder = check_change(workers, newest, served.model, precision)
-        same = folder.key == (served.folder or served.model)
+        degraded = degraded_from(served.history, first_s=RESTORE_S) is not None
+        # Setting the precision that memory has chosen keeps it when memory comes back.
+        same = folder.key == (served.folder or served.model) and not degraded
         answer: dict[str, Any] = {"precision": folder.precision, "folder": folder.key, "changed": False}
         text = "this is the precision already: nothing to change" if same else "nothing was changed (--dry-run)"
         if not same and not dry_run:
@@ -76,8 +82,9 @@ def _now(served: Served) -> Precisions:
     return precisions_of(read_workers(served.client, served.keys, served.model), plan, served.model)
 
 
-def _show(now: Precisions, *, as_json: bool) -> None:
-    """Prints one row for each folder."""
+def _show(now: Precisions, degraded: Degraded | None, *, as_json: bool) -> None:
+    """Prints one row for each folder, and from which one memory has the system `degraded`."""
+    original = now.name_of(degraded.original or now.model) if degraded else None
     rows: list[dict[str, Any]] = [
         {
             "precision": folder.precision,
@@ -89,13 +96,16 @@ def _show(now: Precisions, *, as_json: bool) -> None:
         for key, folder in sorted(now.available.items(), key=lambda one: one[1].precision)
     ]
     if as_json:
-        typer.echo(json.dumps({"precisions": rows, "pending": list(now.pending)}, indent=1))
+        answer = {"precisions": rows, "pending": list(now.pending), "degraded_from": original}
+        typer.echo(json.dumps(answer, indent=1))
         return
     table = Table("precision", "KV pages", "in force", "served by", "folder", title=f"precisions of model {now.model}")
     for row in rows:
         in_force = "yes" if row["in_force"] else ""
         table.add_row(row["precision"], row["kv_cache_layout"], in_force, "\n".join(row["workers"]), row["folder"])
     Console().print(table)
+    if original is not None:
+        typer.echo(f"memory lacks for {original}, which comes back when there is room (`precision set` keeps another)")
     if now.pending:
         typer.echo(f"do not serve {now.name_of(now.wanted)} yet: {', '.join(now.pending)}")
 

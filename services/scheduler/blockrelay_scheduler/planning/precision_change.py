@@ -1,5 +1,6 @@
 """Checks a change of a running cell to another precision, and says what it needs. Pure."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,24 +88,38 @@ def check_folder(workers: Sequence[WorkerInfo], folder: ServedFolder) -> None:
             f"worker {lacking[0].id}{where} does not have {folder.precision} ({folder.key}): start it with "
             "--other-precision DIR; a GPU's process keeps the folder that it started with"
         )
-    _check_memory(serving, folder)
+    if lack := check_memory(serving, folder):
+        lacking = format_quantity(lack.bytes, "B")
+        raise UsageError(
+            f"worker {lack.worker} could not hold its part of {folder.precision}: {lack.node} lacks {lack.bytes} "
+            f"bytes ({lacking}) for its weights and KV pages of one request; add memory, or use more machines"
+        )
 
 
-def _check_memory(workers: Sequence[WorkerInfo], folder: ServedFolder) -> None:
-    """Raises UsageError where the workers of a machine need more memory than is free once they have left their stages.
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Memory that a machine lacks for its stages of a folder."""
 
-    A stage needs its weights, and KV pages for one request of full length.
+    worker: str
+    """Id of a worker of the machine."""
+    node: str
+    """Name of the machine."""
+    bytes: int
+
+
+def check_memory(workers: Sequence[WorkerInfo], folder: ServedFolder, *, margin: float = 1.0) -> Shortage | None:
+    """Returns what a machine lacks for its stages of `folder`, once its workers have left theirs; None: nothing.
+
+    A stage needs its weights, and KV pages for one request of full length, times `margin`. Counted are workers that
+    serve another folder, and those that lack memory for the one that the plan gives them.
     """
     by_node: dict[str, list[WorkerInfo]] = defaultdict(list)
     for worker in workers:
-        if worker.stage is not None and worker.folder != folder.key:
+        if worker.short_of or (worker.stage is not None and worker.folder != folder.key):
             by_node[worker.node].append(worker)
     for node, moving in by_node.items():
         needed = sum(one.bytes for worker in moving if (one := worker.folder_with(folder.key)))
         room = min(worker.free_bytes for worker in moving) + sum(worker.held_bytes for worker in moving)
-        if needed > room:
-            lacking = format_quantity(needed - room, "B")
-            raise UsageError(
-                f"worker {moving[0].id} could not hold its part of {folder.precision}: {node} lacks {needed - room} "
-                f"bytes ({lacking}) for its weights and KV pages of one request; add memory, or use more machines"
-            )
+        if needed * margin > room:
+            return Shortage(moving[0].id, node, math.ceil(needed * margin) - room)
+    return None

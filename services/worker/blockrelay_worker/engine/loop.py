@@ -38,6 +38,9 @@ from blockrelay_worker.transport.redis_links import Links, Stopping
 from blockrelay_worker.transport.stage_sender import StageSender
 from blockrelay_worker.transport.tensor_results import TensorResultWriter
 
+#: Why an engine ended whose steps ran out of memory, as `Engine.run` returns it.
+OUT_OF_MEMORY = "memory ran out"
+
 
 class Engine:
     """Runs one stage until the worker ends its registration or loses its device.
@@ -150,6 +153,8 @@ class Engine:
                 self.links.clock.end()
                 if self._steps.lost:
                     return str(self._steps.lost)
+                if self._steps.out_of_memory:
+                    return OUT_OF_MEMORY
                 if moved:
                     self.metrics.busy_seconds.inc(time.monotonic() - started)
                     self.metrics.cache_management_seconds.inc(self.table.cache_seconds)

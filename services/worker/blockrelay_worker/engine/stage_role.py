@@ -36,6 +36,9 @@ class StageRole:
     named_tensors: bool = False
     """Stages hand on tensors by name, as ONNX blocks of other makers do, and not hidden rows."""
 
+    leaves_without_memory: bool = False
+    """It leaves its stage when steps have run out of memory twice: the cell then changes to a smaller precision."""
+
     @property
     def gpu_blocks(self) -> tuple[str, ...]:
         """Names of this stage's blocks if they run on a GPU, else nothing."""

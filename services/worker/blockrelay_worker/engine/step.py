@@ -31,7 +31,7 @@ from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.kv.requested_kv import read_requested
 from blockrelay_worker.kv.run_table import RunTable
-from blockrelay_worker.policy import EXPORT_S, QUARANTINE_COMMIT_S
+from blockrelay_worker.policy import EXPORT_S, OUT_OF_MEMORY_TWICE_S, QUARANTINE_COMMIT_S
 from blockrelay_worker.runs.run import Run
 from blockrelay_worker.scheduling.step_cost import StepCost, observed, patience_s
 from blockrelay_worker.scheduling.throughput import PaceMeter
@@ -95,6 +95,7 @@ class Steps:
         self._log = get()
         #: The error that says that the device is gone, with all KV on it; None while it works.
         self.lost: DeviceLost | None = None
+        self._without_memory = deque[float](maxlen=2)  # when steps ran out of memory (monotonic)
         self._doubted = False  # the device computed NaN or infinity: check it with its canary
         self.cost = StepCost()
         self.pace = PaceMeter()
@@ -112,6 +113,12 @@ class Steps:
         self._batches.extend(separated(work))
         while (event := self._actions[self._state.state]()) is not None:
             self._state.on(event)
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the worker should leave its stage: memory ran out twice within OUT_OF_MEMORY_TWICE_S seconds."""
+        twice = self._without_memory
+        return len(twice) == 2 and twice[1] - twice[0] < OUT_OF_MEMORY_TWICE_S
 
     def patience_s(self, work: list[Work]) -> float:
         """Seconds after which a step of `work` counts as stuck; at least the role's `step_limit_s`."""
@@ -171,7 +178,7 @@ class Steps:
         if self._quarantine.now:
             self._results.flush(QUARANTINE_COMMIT_S)
             self._quarantine.leave()
-        if self.lost:
+        if self.lost or self.out_of_memory:
             self._batches.clear()
         if not self._batches:
             self._now = InFlight([], 0)  # its rows may be large
@@ -220,6 +227,11 @@ class Steps:
         self._log.error("BLOCK_EXECUTION_FAILED", error=str(error), block=error.block, requests=names)
         self._worker_state.on("failed")
         given_up, again = after_failure(work, error, gpu=self._role.device == GPU)
+        if self._role.leaves_without_memory and failure_event(error) == "oom" and not isinstance(error, DeviceLost):
+            self._without_memory.append(time.monotonic())
+            given_up, again = [], again or [work]  # a second time has the worker leave, and all goes on elsewhere
+            if self.out_of_memory:
+                again = []
         if isinstance(error, DeviceLost):
             self._lose(error)
         elif given_up and self._role.device == GPU:

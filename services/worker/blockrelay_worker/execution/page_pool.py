@@ -50,6 +50,11 @@ class PagePool:
         return len(self._users)
 
     @property
+    def touched_pages(self) -> int:
+        """Number of pages that were used at least once: the system gives a page its memory then. Any thread may ask."""
+        return self.pages - self.generations.count(0)
+
+    @property
     def users(self) -> Mapping[int, int]:
         """Number of users of each used page, by page id."""
         return self._users

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable
 
 from blockrelay.errors import RedisTrouble
@@ -16,9 +17,9 @@ from blockrelay.redis.client import server_run_id
 from blockrelay.redis.registry import read_plan
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.lifecycle.changes.succession import Place, Succession
 from blockrelay_worker.lifecycle.registration import rows_arrive
-from blockrelay_worker.lifecycle.succession import Place, Succession
-from blockrelay_worker.policy import INBOX_TTL_S
+from blockrelay_worker.policy import FREE_MEMORY_S, INBOX_TTL_S
 from blockrelay_worker.transport.events import Event, Gone, MovesOn, Orphan, Restarted
 from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
@@ -49,7 +50,8 @@ class Heartbeat(threading.Thread):
 
     When a step's age exceeds `step_limit_s`, the process ends: a stuck worker must not look alive. While the number of
     finished parts of long steps grows, the heartbeat says that the step makes progress. `succession` prepares another
-    stage beside this one; None: this worker leaves its stage before it loads another one.
+    stage beside this one; None: this worker leaves its stage before it loads another one. `memory` returns the
+    bytes that the stage holds, and those that are free; it is asked every FREE_MEMORY_S seconds.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Heartbeat(threading.Thread):
         every_s: float,
         step_limit_s: Callable[[], float],
         stop: threading.Event,
+        memory: Callable[[], tuple[int, int]],
         succession: Succession | None = None,
     ) -> None:
         super().__init__(name="beat", daemon=True)
@@ -76,6 +79,7 @@ class Heartbeat(threading.Thread):
         self._every_s, self._step_limit_s, self._stopped = every_s, step_limit_s, stop
         self._strange: frozenset[tuple[str, str]] = frozenset()
         self._run_id, self._succession = run_id, succession
+        self._memory, self._memory_at = memory, float("-inf")  # monotonic
 
     def run(self) -> None:
         """Sends heartbeats until `stop` is set or the worker is gone.
@@ -119,7 +123,8 @@ class Heartbeat(threading.Thread):
             return "the payload inbox is gone"
         worker_id, before = self._role.worker_id, self._table.view
         parts, parts_before = self._links.clock.parts, self._parts_before
-        blocks = self._blocks()
+        blocks, now = self._blocks(), time.monotonic()
+        tells_memory = now - self._memory_at >= FREE_MEMORY_S
         there = self._links.scripts.run(
             calls.heartbeat(
                 worker_id,
@@ -127,8 +132,10 @@ class Heartbeat(threading.Thread):
                 pages_used=self._table.pool.used_pages,
                 goes_on=parts > parts_before,
                 block_times=blocks.to_json() if blocks else "",
+                memory=self._memory() if tells_memory else None,
             )
         )
+        self._memory_at = now if tells_memory else self._memory_at
         self._parts_before = parts
         if there is None:
             return "declared dead"

@@ -1,6 +1,6 @@
 """The parts of a worker that outlive its registrations."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.host.memory import available_bytes
@@ -17,6 +17,9 @@ from blockrelay_worker.execution.page_layout import layout_of, pages_for
 from blockrelay_worker.lifecycle.device.on_device import OnDevice
 from blockrelay_worker.policy import KV_SHARE_OF_ONE_WORKER
 from blockrelay_worker.transport.redis_links import Links
+
+#: KV pages of a stage on our CPU kernels at least: its known answers take two.
+LEAST_PAGES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,8 @@ class WorkerParts:
     """The device that computes in a process of its own; None: our CPU kernels compute."""
     port: int
     """The port of the worker's status server."""
+    ran_out: dict[str, float] = field(default_factory=dict[str, float])
+    """When memory last ran out (monotonic), by key of the block folder; see `MemoryWatch`."""
 
     @property
     def model(self) -> str:
@@ -67,11 +72,11 @@ class WorkerParts:
         is free. Raises UsageError where the stage does not fit on a device.
         """
         useful = self.settings.max_requests * pages_for(folder.model.max_position)
-        budget = self.settings.kv_bytes or int(available_bytes() * KV_SHARE_OF_ONE_WORKER)
+        budget = self.settings.kv_bytes or int(self.free_bytes() * KV_SHARE_OF_ONE_WORKER)
         if self.device:
             return self.device.pages(folder, blocks, useful=useful, kv_bytes=budget)
         page_bytes = page_bytes_of(folder, blocks)
-        return useful if page_bytes == 0 else max(2, min(useful, budget // page_bytes))
+        return useful if page_bytes == 0 else max(LEAST_PAGES, min(useful, budget // page_bytes))
 
     def fits_beside(self, folder: BlockFolder, blocks: Stage, *, processes: int) -> bool:
         """Returns whether memory has room for another stage beside the present one.
@@ -81,7 +86,27 @@ class WorkerParts:
         """
         needed = self.executors.bytes_to_load(folder.manifest, blocks.first, blocks.last)
         needed += self.pages(folder, blocks) * page_bytes_of(folder, blocks)
-        return needed <= available_bytes() * BESIDE_SHARE / max(1, processes)
+        return needed <= self.free_bytes() * BESIDE_SHARE / max(1, processes)
+
+    def least_bytes(self, folder: BlockFolder, blocks: Stage) -> int:
+        """Returns the bytes that a stage needs at least: weights that this process has not loaded, and two KV pages.
+
+        0 on a device, which reports itself that it lacks memory.
+        """
+        if self.device:
+            return 0
+        needed = self.executors.bytes_to_load(folder.manifest, blocks.first, blocks.last)
+        return needed + LEAST_PAGES * page_bytes_of(folder, blocks)
+
+    def free_bytes(self) -> int:
+        """Returns the memory that is free, or less if a test says so (`inject_memory`)."""
+        free, path = available_bytes(), self.settings.inject_memory
+        if path is None:
+            return free
+        try:
+            return min(free, int(path.read_text()))
+        except (OSError, ValueError):  # it is not there, or is just being written
+            return free
 
     def offers(self, blocks: Stage | None) -> tuple[ServedFolder, ...]:
         """Returns the folders that the worker can serve, with what a stage of these blocks needs of each, if known."""

@@ -120,14 +120,37 @@ class Registration:
             if self.forgotten():
                 self.worker_id = _new_id()
                 self._enter()
-            plan: Plan | None = self._links.retry_until_reachable(
-                lambda: read_plan(self._links.control, self._links.keys, self._model), "read plan"
-            )
-            if plan and self.worker_id in plan.assignments:
-                stage = plan.assignments[self.worker_id]
-                blocks, folder = parse_split(plan.split)[stage], plan.folder_of(self.worker_id)
-                return StageAssignment(plan.split, stage, blocks, plan.epoch, folder)
+            if (place := self.place()) is not None:
+                return place
         raise Stopping
+
+    def place(self) -> StageAssignment | None:
+        """Returns the stage that the plan in force gives this worker, if it names it.
+
+        Raises Stopping when the process should end before Redis answers.
+        """
+        plan: Plan | None = self._links.retry_until_reachable(
+            lambda: read_plan(self._links.control, self._links.keys, self._model), "read plan"
+        )
+        if plan is None or self.worker_id not in plan.assignments:
+            return None
+        stage = plan.assignments[self.worker_id]
+        blocks, folder = parse_split(plan.split)[stage], plan.folder_of(self.worker_id)
+        return StageAssignment(plan.split, stage, blocks, plan.epoch, folder)
+
+    def tell_shortage(self, folder: str, folders: Sequence[ServedFolder], free_bytes: int) -> None:
+        """Writes into the record that memory lacks for this worker's stage of `folder`, a key.
+
+        `folders` are all that it has, with what the stage needs of each. Raises Stopping when the process should end
+        before Redis answers.
+        """
+        fields = {"short_of": folder, "folders": folders_to_json(folders), "free_bytes": free_bytes, "held_bytes": 0}
+        self._links.retry_until_reachable(lambda: self._tell(fields), "announce")
+
+    def withdraw_shortage(self) -> None:
+        """Removes from the record that memory lacks: the stage is loaded now. Raises what `tell_shortage` raises."""
+        record = self._links.keys.worker(self.worker_id)
+        self._links.retry_until_reachable(lambda: self._links.control.hdel(record, "short_of"), "announce")
 
     def announce(
         self,

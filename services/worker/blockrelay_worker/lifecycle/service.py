@@ -4,41 +4,38 @@ import gc
 import threading
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.errors import DeviceLost, RedisTrouble
+from blockrelay.errors import DeviceLost, ExecutionError, RedisTrouble
 from blockrelay.host.identity import host_name
-from blockrelay.host.memory import available_bytes
 from blockrelay.observability.logs import get
-from blockrelay.protocol.plan import DEVICES, GPU, is_served
+from blockrelay.protocol.plan import DEVICES, Stage, is_served
 from blockrelay.protocol.served_folder import folders_to_json
 from blockrelay.protocol.transitions import calls
 from blockrelay.redis.registry import read_workers
 from blockrelay.text.tokenizer import Tokenizer
-from blockrelay_worker.engine.loop import Engine
+from blockrelay_worker.engine.loop import OUT_OF_MEMORY, Engine
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import with_faults
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.libraries import shortcoming
-from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.run_table import RunTable
-from blockrelay_worker.kv.store.factory import open_page_store
+from blockrelay_worker.lifecycle.changes.retirement import Retirement
+from blockrelay_worker.lifecycle.changes.shortage import MemoryWatch
+from blockrelay_worker.lifecycle.changes.succession import Place, Succession
 from blockrelay_worker.lifecycle.device.on_device import MOVED
 from blockrelay_worker.lifecycle.heartbeat import Heartbeat
 from blockrelay_worker.lifecycle.local_rows import open_local_rows
 from blockrelay_worker.lifecycle.parts import WorkerParts, stage_bytes
 from blockrelay_worker.lifecycle.registration import Registration, StageAssignment, rows_arrive
-from blockrelay_worker.lifecycle.retirement import Retirement
-from blockrelay_worker.lifecycle.succession import Place, Succession
+from blockrelay_worker.lifecycle.stage_parts import cache_of, readers_of, role_of
 from blockrelay_worker.policy import DEVICE_PATIENCE, PAGES_FLUSH_S
 from blockrelay_worker.sampling.row_sampler import sampler_of
 from blockrelay_worker.states import WORKER, WorkerMachine
 from blockrelay_worker.transport.events import Event
-from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Stopping
 
@@ -71,6 +68,7 @@ class StageService:
         #: The stages of the model of which it serves one; empty before it has announced that.
         self.split = ""
         self._gives_way = False  # to the worker that it succeeds
+        self._memory = MemoryWatch(parts)
 
     @property
     def is_overtaken(self) -> bool:
@@ -104,6 +102,15 @@ class StageService:
                 self._leave(registration, "")
             raise
         self._state.on("assigned")
+        if not self._succeeds:  # a successor has been made because memory has room for it
+            if self._loaded and not self._loaded[0].holds(assignment):
+                self._close_stage()
+                _collect()
+            room_for = self._memory.wait(registration, assignment, lambda: self._links.drain.is_requested)
+            if room_for is None:
+                self._state.on("forgotten")
+                return
+            assignment = room_for
         self._serves(self._parts.folder_of(assignment.folder))
         try:
             self._load_and_serve(registration, assignment)
@@ -142,6 +149,14 @@ class StageService:
             self._leave(registration, assignment.split)
             self._state.on("device_lost")
             return
+        except MemoryError as error:
+            self._leave(registration, assignment.split)
+            if not self._memory.may_change(self._folder.model_key, assignment.blocks):
+                self._state.on("failed")
+                raise ExecutionError(_no_memory(self._folder, assignment.blocks)) from error
+            self._runs_out()
+            self._state.on("memory_lacks")
+            return
         except Exception:
             self._state.on("failed")
             self._leave(registration, assignment.split)
@@ -150,11 +165,22 @@ class StageService:
             self._state.on("forgotten")
             return  # the loaded stage is kept for the next registration
         executor = with_faults(executor, self._settings, vocabulary=self._folder.model.vocab_size)
-        role = self._role(registration.worker_id, assignment, executor)
+        able = executor.capabilities
+        assert able.numerics_id == self._numerics, "the executor computes other bits than those that were registered"
+        degrades = self._memory.may_change(self._folder.model_key, assignment.blocks)
+        role = role_of(self._parts, self._folder, registration.worker_id, assignment, able, degrades=degrades)
         self._serve(registration, assignment, role, executor)
         if self.is_overtaken:
             self._close_stage()
             _collect()
+
+    def _runs_out(self) -> None:
+        """Notes that memory ran out, and gives back what is loaded: the cell may change to a smaller precision."""
+        get().warning("MEMORY_RAN_OUT", folder=self._folder.model_key, precision=self._folder.manifest.precision)
+        self._memory.ran_out(self._folder.model_key)
+        if self._loaded:
+            self._close_stage()
+        _collect()
 
     def _load(self, assignment: StageAssignment) -> Executor:
         """Returns the stage's executor: the last one if it has the same blocks and is usable, else a new one."""
@@ -182,33 +208,6 @@ class StageService:
         if self._device:
             self._device.has_closed()
 
-    def _role(self, worker_id: str, assignment: StageAssignment, executor: Executor) -> StageRole:
-        """Returns what the engine must know of the stage: its place in the split, and its limits by the settings."""
-        settings, able = self._settings, executor.capabilities
-        assert able.numerics_id == self._numerics, "the executor computes other bits than those that were registered"
-        return StageRole(
-            worker_id=worker_id,
-            split=assignment.split,
-            stage=assignment.stage,
-            first=assignment.blocks.first,
-            last=assignment.blocks.last,
-            blocks=self._folder.model.blocks,
-            capabilities=replace(
-                able,
-                max_rows=min(able.max_rows, settings.max_rows),
-                max_sequences=min(able.max_sequences, settings.max_requests),
-            ),
-            device=settings.device,
-            max_requests=settings.max_requests,
-            step_target_s=settings.step_target_s,
-            step_limit_s=settings.session_timeout_s,
-            speculation=settings.speculation == "on",
-            inexact_sharing=settings.inexact_sharing == "on"
-            and self._executors.nondeterministic
-            and (assignment.blocks.first, assignment.blocks.last) == (1, self._folder.model.blocks),
-            named_tensors=self._folder.model.onnx_blocks is not None,
-        )
-
     def _serve(
         self, registration: Registration, assignment: StageAssignment, role: StageRole, executor: Executor
     ) -> None:
@@ -221,7 +220,7 @@ class StageService:
             )
             make = partial(self._successor, role.worker_id)
             self._succession = Succession(self._links, self._model, folder, retirement, make)
-        cache = self._cache(role, executor, mailbox)
+        cache = cache_of(self._parts, self._links, self._folder, role, executor, mailbox)
         table = RunTable(executor.pool, cache)
         self._metrics.kv_pages_total.set(executor.pool.pages)
         self._metrics.expect_stage(role.stage, role.device, role.first, role.last)
@@ -246,10 +245,11 @@ class StageService:
             assignment,
             pages=pages,
             slots=slots,
-            served=self._served(assignment, pages),
+            served=self._served(assignment, executor),
             capabilities=able,
             local_rows=local.address,
         )
+        self._memory.is_well()
         self._state.on("loaded")
         self._metrics.states.show(self._state)
         if self._device:
@@ -266,7 +266,7 @@ class StageService:
             pages=pages,
             **executor.details,
         )
-        threads: list[threading.Thread] = self._readers(role, mailbox, over)
+        threads: list[threading.Thread] = readers_of(self._parts, self._links, role, self._numerics, mailbox, over)
         threads.append(
             Heartbeat(
                 self._links,
@@ -281,6 +281,7 @@ class StageService:
                 every_s=self._settings.beat_s,
                 step_limit_s=self._step_limit_s,
                 stop=over,
+                memory=lambda: self._memory_of(assignment, executor),
                 succession=self._succession,
             )
         )
@@ -291,6 +292,10 @@ class StageService:
             with self._links.drain.serving():
                 self.split = role.split
                 why = engine.run()
+        except MemoryError as error:
+            if not role.leaves_without_memory:
+                raise ExecutionError(_no_memory(self._folder, assignment.blocks)) from error
+            why = OUT_OF_MEMORY
         finally:
             over.set()
         if self._state.state != "draining":
@@ -303,18 +308,25 @@ class StageService:
         table.check_integrity()
         if cache is not None:
             cache.close(PAGES_FLUSH_S)
+        if why == OUT_OF_MEMORY:
+            self._runs_out()
         self._state.on("gone")
 
-    def _served(self, assignment: StageAssignment, pages: int) -> dict[str, str | int]:
+    def _served(self, assignment: StageAssignment, executor: Executor) -> dict[str, str | int]:
         """Returns the fields of the worker's record that say which folder it serves, and which it could serve."""
-        folder, blocks = self._folder, assignment.blocks
+        held, free = self._memory_of(assignment, executor)
         return {
-            "folder": folder.model_key,
+            "folder": self._folder.model_key,
             "numerics": self._numerics,
-            "folders": folders_to_json(self._parts.offers(blocks)),
-            "held_bytes": stage_bytes(folder, blocks, pages),
-            "free_bytes": available_bytes(),
+            "folders": folders_to_json(self._parts.offers(assignment.blocks)),
+            "held_bytes": held,
+            "free_bytes": free,
         }
+
+    def _memory_of(self, assignment: StageAssignment, executor: Executor) -> tuple[int, int]:
+        """Returns the bytes that the stage holds, with the KV pages that were used before, and those that are free."""
+        pages = executor.pool.pages if self._device else executor.pool.touched_pages
+        return stage_bytes(self._folder, assignment.blocks, pages), self._parts.free_bytes()
 
     def _successor(self, worker_id: str, place: Place) -> "StageService | Literal['later'] | None":
         """Returns the service that follows this one, in another place of the plan, or that it is too early for one.
@@ -342,46 +354,6 @@ class StageService:
         limit_s = max(self._settings.session_timeout_s, self._links.clock.allowed_s)
         return limit_s * (DEVICE_PATIENCE if self._device else 1)
 
-    def _cache(self, role: StageRole, executor: Executor, mailbox: Mailbox[Event]) -> PrefixCache | None:
-        """Returns the cache by which runs share KV pages; None if the settings turn it off, and in a stage of the head,
-        which has no pages."""
-        if not self._settings.prefix_cache or not executor.layout.layers:
-            return None
-        store = open_page_store(
-            self._settings,
-            self._links.payload,
-            self._links.keys,
-            self._folder.manifest,
-            executor,
-            first_block=role.first,
-            metrics=self._metrics,
-        )
-        return PrefixCache(
-            executor.pool,
-            model_hash=self._folder.manifest.model_hash,
-            numerics=executor.capabilities.numerics_id,
-            metrics=self._metrics,
-            exact=executor.capabilities.exact,
-            stage=role.stage,
-            shares_private=role.inexact_sharing,
-            store=store,
-            deliver=mailbox.put,
-        )
-
-    def _readers(self, role: StageRole, mailbox: Mailbox[Event], over: threading.Event) -> list[threading.Thread]:
-        """Makes the threads that read the inboxes and, for the first stage, the streams of jobs into `mailbox`."""
-        keys, inbox = self._links.keys, self._links.keys.inbox(role.worker_id)
-        streams: list[str] = []
-        if role.first_stage:
-            classes = (GPU,) if role.device == GPU else DEVICES
-            streams = [f(self._model, c) for c in classes for f in (keys.reruns, keys.jobs)]
-            streams += [keys.pinned(self._model, c, self._numerics) for c in classes]
-        watch = self._links.watch
-        readers: list[threading.Thread] = [Reader(self._links.control, inbox, streams, mailbox, over, watch)]
-        if self._links.payload is not self._links.control and rows_arrive(role.split):
-            readers.append(Reader(self._links.payload, inbox, [], mailbox, over, watch))
-        return readers
-
     def _leave(self, registration: Registration, split: str) -> None:
         """Leaves the registry in one try, so that the requests of this worker run again elsewhere."""
         call = calls.dead(registration.worker_id, silent_s=0, reason="drain")
@@ -391,6 +363,14 @@ class StageService:
             self._links.watch.count_error(error)  # the scheduler will notice the missing heartbeats
         if rows_arrive(split):
             registration.leave_payload()
+
+
+def _no_memory(folder: BlockFolder, blocks: Stage) -> str:
+    """Returns the line for users about a stage for which memory does not suffice."""
+    return (
+        f"not enough memory for block_{blocks.first} to block_{blocks.last} in {folder.manifest.precision}: give the "
+        "worker more memory or fewer blocks, or start the system with --degrade and --other-precision"
+    )
 
 
 def _collect() -> None:

@@ -39,6 +39,15 @@ class SchedulerMetrics:
             "blockrelay_plan_gain_ratio",
             "Share by which steps are longer than with the best borders between the same stages, by measured times",
         )
+        self.degraded = make.gauge(
+            "blockrelay_precision_degraded",
+            "1 while the cell serves a smaller precision than it was given, for want of memory (setting degrade)",
+        )
+        self.memory_changes = make.counter(
+            "blockrelay_precision_changes_total",
+            "Changes of the precision by this scheduler because of memory, by kind: degraded or restored",
+            "kind",
+        )
         self.totals = Totals(registry)
         self.ended = make.gauge("blockrelay_ended_requests", "Requests that have ended and can still be read")
         self.queue_depth = make.gauge("blockrelay_queue_depth", "Jobs that wait, by queue and class of route", "stream")

@@ -307,24 +307,24 @@ def heartbeat(
     pages_used: int | None = None,
     goes_on: bool = False,
     block_times: str = "",
+    memory: tuple[int, int] | None = None,
 ) -> Call[dict[str, str] | None]:
     """Sends a worker's heartbeat. The result is request id -> run id of all that is on the worker; None if it is dead.
 
-    `pace` None: the worker has not measured itself yet. `pages_used`: KV pages in use; None: as before. `goes_on`: it
-    is in a long step and has done part of it since the last heartbeat, so that its requests are not stuck.
-    `block_times`: the JSON of BlockTimes; "": as before.
+    `goes_on`: it is in a long step and has done part of it since the last heartbeat, so that its requests are not
+    stuck. `block_times`: the JSON of BlockTimes. `memory`: bytes of its stage, and free ones. Default: as before.
     """
 
     def parse(answer: Any) -> dict[str, str] | None:
         return None if answer is None else {_text(a[0]): _text(a[1]) for a in answer}
 
-    measured = pace.to_script() if pace else None
     arguments = {
         "worker": worker_id,
         "pages_used": pages_used,
         "goes_on": goes_on,
-        "pace": measured,
+        "pace": pace.to_script() if pace else None,
         "block_times": block_times or None,
+        "memory": memory and {"held": memory[0], "free": memory[1]},
     }
     return Call("beat", arguments, parse)
 

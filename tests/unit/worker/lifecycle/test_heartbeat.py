@@ -64,6 +64,7 @@ class Beating:
             every_s=0.02,
             step_limit_s=lambda: 30.0,
             stop=self.stop,
+            memory=lambda: (70, 30),
         )
         self.thread.start()
 

@@ -9,8 +9,8 @@ import pytest
 
 from blockrelay.errors import BlockFolderError
 from blockrelay.protocol.plan import Plan, Stage
-from blockrelay_worker.lifecycle.retirement import Retirement
-from blockrelay_worker.lifecycle.succession import Place, Succession
+from blockrelay_worker.lifecycle.changes.retirement import Retirement
+from blockrelay_worker.lifecycle.changes.succession import Place, Succession
 from blockrelay_worker.transport.redis_links import Stopping
 from tests.support.cell import MODEL, Cell
 from tests.support.waiting import wait_until
@@ -42,7 +42,7 @@ class PlayedService:
 @pytest.fixture
 def old(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> Cell:
     """Workers `a` and `b` of the plan before, which look as often as they are asked."""
-    monkeypatch.setattr("blockrelay_worker.lifecycle.succession.LOOK_S", 0.0)
+    monkeypatch.setattr("blockrelay_worker.lifecycle.changes.succession.LOOK_S", 0.0)
     for stage, name in enumerate("ab"):
         cell.worker(name, split="1-2,3-4", stage=stage)
     return cell

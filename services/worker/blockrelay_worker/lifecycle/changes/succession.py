@@ -15,7 +15,7 @@ from blockrelay.errors import BlockFolderError, BlockrelayError, KnownAnswerMism
 from blockrelay.observability.logs import get
 from blockrelay.protocol.plan import Plan, Stage, WorkerInfo, is_served, succeeded
 from blockrelay.redis.registry import read_workers
-from blockrelay_worker.lifecycle.retirement import Retirement
+from blockrelay_worker.lifecycle.changes.retirement import Retirement
 from blockrelay_worker.transport.events import Departure
 from blockrelay_worker.transport.redis_links import Links, Stopping
 

@@ -1,0 +1,82 @@
+"""Keeps a worker from loading a stage for which memory lacks, where the model has a smaller precision (`degrade`).
+
+The worker says in its record for which block folder it lacks memory. A scheduler then gives the cell a smaller folder,
+and the larger one again when there is room: `blockrelay_scheduler.planning.degradation` decides.
+"""
+
+import time
+from collections.abc import Callable
+
+from blockrelay.observability.logs import get
+from blockrelay.protocol.plan import Stage
+from blockrelay.quantities import format_quantity
+from blockrelay_worker.lifecycle.parts import WorkerParts
+from blockrelay_worker.lifecycle.registration import Registration, StageAssignment
+from blockrelay_worker.policy import FREE_MEMORY_S, PLAN_POLL_S, SHORT_FOR_S, SHORT_PATIENCE_S
+from blockrelay_worker.transport.redis_links import Stopping
+
+
+class MemoryWatch:
+    """Whether memory has room for the stages of a worker. One thread uses it.
+
+    It finds that memory lacks where weights and the fewest KV pages exceed what is free, and where the worker or its
+    device ran out of memory a short while ago. Without a smaller folder of the model, or permission to change to one,
+    it never does.
+    """
+
+    def __init__(self, parts: WorkerParts, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._parts, self._clock = parts, clock
+
+    def may_change(self, folder: str, blocks: Stage) -> bool:
+        """Returns whether the cell may change from `folder` (a key) to one that needs less for these blocks."""
+        needs = {one.key: one.bytes for one in self._parts.offers(blocks)}
+        return self._parts.settings.degrade == "on" and min(needs.values()) < needs[folder]
+
+    def ran_out(self, folder: str) -> None:
+        """Notes that the worker, or its device, has run out of memory with this folder (a key)."""
+        self._parts.ran_out[folder] = self._clock()
+
+    def is_well(self) -> None:
+        """Notes that a stage was loaded: what ran out before may be tried again."""
+        self._parts.ran_out.clear()
+
+    def wait(
+        self, registration: Registration, assignment: StageAssignment, given_up: Callable[[], bool]
+    ) -> StageAssignment | None:
+        """Returns what to load: `assignment`, or what the plan gives the worker while memory lacks for that.
+
+        None if the worker's record is gone. Raises Stopping when the process should end, or `given_up` returns True.
+        """
+        links, since, told, next_s = self._parts.links, self._clock(), "", 0.0
+        while (lack := self._lack(assignment)) is not None:
+            if links.stop.wait(PLAN_POLL_S) or given_up():
+                raise Stopping
+            if registration.forgotten():
+                return None
+            place = registration.place() or assignment
+            if not place.holds(assignment):
+                assignment = place
+                continue
+            assignment, key = place, self._parts.folder_of(place.folder).model_key
+            if self._clock() - since < SHORT_PATIENCE_S or (told == key and self._clock() < next_s):
+                continue
+            if told != key:
+                get().warning("MEMORY_LACKS", worker=registration.worker_id, folder=key, reason=lack)
+            told, next_s = key, self._clock() + FREE_MEMORY_S
+            registration.tell_shortage(key, self._parts.offers(assignment.blocks), self._parts.free_bytes())
+        if told:
+            registration.withdraw_shortage()
+        return assignment
+
+    def _lack(self, assignment: StageAssignment) -> str | None:
+        """Returns why memory has no room for a stage, in words; None: it has, or the worker has no smaller folder."""
+        folder, blocks = self._parts.folder_of(assignment.folder), assignment.blocks
+        if not self.may_change(folder.model_key, blocks):
+            return None
+        at = self._parts.ran_out.get(folder.model_key)
+        if at is not None and self._clock() - at < SHORT_FOR_S:
+            return "memory ran out with this folder"
+        needed, free = self._parts.least_bytes(folder, blocks), self._parts.free_bytes()
+        if needed <= free:
+            return None
+        return f"{format_quantity(needed, 'B')} are needed and {format_quantity(free, 'B')} are free"
