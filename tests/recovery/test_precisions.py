@@ -140,6 +140,42 @@ def test_the_precision_stays_over_a_restart_and_another_plan(
         assert (precision_of(answer), tokens_of(answer)) == ("w4a8", alone["w4a8"][2])
 
 
+def test_memory_decides_about_the_precision(
+    folders: dict[str, Path],
+    alone: dict[str, list[list[int]]],
+    slow: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """A worker is killed, and its replacement finds no memory: what was accepted ends, and w8a8 comes back later."""
+    free = tmp_path / "free"
+    monkeypatch.setenv("BLOCKRELAY_INJECT_MEMORY", str(free))
+    monkeypatch.setenv("BLOCKRELAY_RESTORE_AFTER_S", "2")
+    model, *options = both(folders)
+    with (
+        running_up(model, *map(str, options), "--degrade", "--stages", "2", data=tmp_path / "data") as up,
+        ThreadPoolExecutor(REQUESTS) as pool,
+    ):
+        asked = [pool.submit(ask, up, seed) for seed in range(REQUESTS)]
+        wait_until(lambda: sum(one["running"] for one in up.status()["workers"]), "they run")
+        free.write_text("1000")
+        os.kill(up.pid_of("blockrelay_worker")[0], signal.SIGKILL)
+        wait_until(lambda: command(up)["degraded_from"] == "w8a8", "the cell is degraded", timeout_s=60)
+        wait_until(lambda: is_over(up, "w4a8"), "all workers have changed", timeout_s=60)
+        for seed, one in enumerate(asked):
+            precision = precision_of(one.result())
+            assert "+" in one.result()["system_fingerprint"] or tokens_of(one.result()) == alone[precision][seed]
+        assert tokens_of(ask(up, 0)) == alone["w4a8"][0]
+        free.unlink()
+        wait_until(lambda: is_over(up, "w8a8"), "it goes back", timeout_s=60)
+        assert tokens_of(ask(up, 0)) == alone["w8a8"][0]
+        assert command(up)["degraded_from"] is None
+        done = run_command("plan", "history", "--data", up.data, "--json")
+        origins = [entry["origin"] for entry in reversed(json.loads(done.stdout))]
+        assert origins == ["settings", "degraded", "restored"]
+        up.assert_nothing_is_ownerless()
+
+
 @pytest.fixture(scope="module")
 def unlike(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     """Folders that are not the tiny model in another precision."""

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import DeviceFailed, DeviceLost, ExecutionError
 from blockrelay.observability.metrics.worker import WorkerMetrics
+from blockrelay.protocol.plan import Device
 from blockrelay.protocol.transitions import calls
 from blockrelay_worker.engine.step import after_failure
 from blockrelay_worker.execution.batch import Batch, StageOutput
@@ -19,7 +20,7 @@ from blockrelay_worker.scheduling.work import Work
 from tests.support.cell import MODEL, Cell, body
 from tests.support.scraping import sampled
 from tests.support.waiting import wait_until
-from tests.support.worker.running_engine import end_of, engine_running
+from tests.support.worker.running_engine import end_of, engine_running, stages_running
 from tests.support.worker.runs import new_run
 
 ROOM = DeviceFailed("no room", reason="out_of_memory", code="OOM", capacity=True)
@@ -195,3 +196,26 @@ def test_a_canary_that_is_wrong_hands_over_what_runs_beside_it(
 def _accept(cell: Cell, names: list[str]) -> None:
     for number, name in enumerate(names):
         cell.accept(name, content=body([7 + number, 8, 9], ignore_eos=True, temperature=0.0))
+
+
+class Crowded(WrappingExecutor):
+    """Never has room."""
+
+    tries = 0
+
+    def run(self, batch: Batch) -> StageOutput:
+        Crowded.tries += 1
+        raise ROOM
+
+
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_a_worker_whose_memory_runs_out_twice_leaves_and_ends_no_request(
+    w8a8: BlockFolder, cell: Cell, device: Device
+) -> None:
+    """The cell changes to a smaller precision then: all that the worker had goes on elsewhere."""
+    Crowded.tries, names = 0, [f"req-{number}" for number in range(3)]
+    split = f"1-{w8a8.model.blocks}"
+    with stages_running(w8a8, cell, split=split, broken=Crowded, device=device, leaves_without_memory=True) as (table,):
+        _accept(cell, names)
+        wait_until(lambda: Crowded.tries == 2 and not table.all(), "it has given them away", timeout_s=20)
+    assert Crowded.tries == 2 and all(end_of(cell, name) is None for name in names)
