@@ -124,8 +124,8 @@ def test_the_history_tells_from_what_it_is_degraded(
 
 
 def test_the_wait_is_an_hour_at_most() -> None:
-    entries: list[tuple[Origin, str, float]] = [("settings", "", 0)]
+    bounces: list[tuple[Origin, str, float]] = []
     for number in range(9):
-        entries += [("degraded", OTHER, 10 * number + 1), ("restored", "", 10 * number + 5)]
-    found = degraded_from(history(*entries, ("degraded", OTHER, 95)), first_s=FIRST_S)
+        bounces += [("degraded", OTHER, 10.0 * number), ("restored", "", 10.0 * number + 5)]
+    found = degraded_from(history(*bounces, ("degraded", OTHER, 95)), first_s=FIRST_S)
     assert found is not None and found.wait_s(FIRST_S) == 3600
