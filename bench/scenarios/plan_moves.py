@@ -1,8 +1,10 @@
 """Measures how long streams stand still while blocks move: `python -m bench.scenarios.plan_moves --model DIR`.
 
 It starts a system (`blockrelay up` with two stages), and has a plan applied with other stages, and then the first one
-again, while `--streams` streams run, with other prompts each time. A pause is the longest time between two tokens of a
-stream. Every answer is compared with that of an undisturbed system, whose pauses are measured too.
+again, while `--streams` streams run, with other prompts each time. With `--other-precision DIR` it changes to the other
+precision and back instead. A pause is the longest time between two tokens of a stream. Every answer is compared with
+that of an undisturbed system, whose pauses are measured too. So is the time to the first token of a request that comes
+right after the change.
 """
 
 import argparse
@@ -31,10 +33,10 @@ BEFORE = 0.2
 class Round:
     """The outcome of one round of streams."""
 
-    split: str
-    """The stages of the applied plan; empty: the plan did not change."""
     pause_s: float
     """The longest pause of any stream."""
+    first_token_s: float
+    """Time to the first token of one more request, which came when the change was in force."""
     lost: int
     """Streams that failed."""
     moved: int
@@ -54,20 +56,28 @@ def other_stages(stages: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(first, border + 1), (border + 2, last)]
 
 
-def stream_round(system: RecoveringSystem, prompts: Sequence[Sequence[int]], tokens: int, plan: Path | None) -> Round:
-    """Streams an answer of `tokens` tokens to each prompt, has `plan` applied meanwhile, and returns the outcome."""
+def stream_round(
+    system: RecoveringSystem, prompts: Sequence[Sequence[int]], tokens: int, change: Sequence[str]
+) -> Round:
+    """Streams an answer of `tokens` tokens to each prompt, runs the command `change` meanwhile, if there is one.
+
+    Returns the outcome.
+    """
     streams = [Stream(system.url, prompt, tokens, system.patience_s) for prompt in prompts]
     for stream in streams:
         stream.wait_for(max(1, int(tokens * BEFORE)))
-    began, split = time.monotonic(), ""
-    if plan is not None:
-        argv = [sys.executable, "-P", "-m", "blockrelay_launcher", "plan", "apply", str(plan), "--json"]
-        done = subprocess.run([*argv, "--data", str(system.data)], check=True, capture_output=True, text=True)
-        split = json.loads(done.stdout)["split"]
+    began = time.monotonic()
+    if change:
+        argv = [sys.executable, "-P", "-m", "blockrelay_launcher", *change, "--json", "--data", str(system.data)]
+        subprocess.run(argv, check=True, capture_output=True)
+    asked = time.monotonic()
+    late = Stream(system.url, prompts[0][::-1], 1, system.patience_s)
+    late.wait_for(1)
+    first_token_s = late.came[0] - asked
     pauses = [stream.stall_s(began) for stream in streams]
     lost = sum(bool(stream.trouble) or len(stream.received) < tokens for stream in streams)
     moved = sum(len(runs_of(system, stream)) > 1 for stream in streams)
-    return Round(split, max(pauses), lost, moved, [stream.received for stream in streams])
+    return Round(max(pauses), first_token_s, lost, moved, [stream.received for stream in streams])
 
 
 def runs_of(system: RecoveringSystem, stream: Stream) -> list[Any]:
@@ -80,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the rounds, prints the figures, and returns the exit code: 1 if a stream failed or an answer differed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="block folder")
+    parser.add_argument("--other-precision", type=Path, help="block folder of the same checkpoint to change to")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--context", type=int, default=200, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=300, help="tokens of each answer")
@@ -94,20 +105,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def prompts() -> list[list[int]]:
         return [[rng.randrange(10, model.vocab_size) for _ in range(chosen.context)] for _ in range(chosen.streams)]
 
+    folders = [folder for folder in (chosen.other_precision, chosen.model) if chosen.other_precision]
+    options += ["--other-precision", str(chosen.other_precision)] if folders else []
     with running(chosen.model, 2, ["--stages", "2", *options], patience_s=chosen.patience) as system:
-        files = [system.data / "other.json", system.data / "equal.json"]
-        for file, stages in zip(files, (other_stages(equal), equal), strict=True):
-            file.write_text(plan_text(stages))
+        changes = [["precision", "set", open_block_folder(folder, blocks=[]).model_key] for folder in folders]
+        for name, stages in (("other.json", other_stages(equal)), ("equal.json", equal)):
+            (system.data / name).write_text(plan_text(stages))
+            changes += [] if folders else [["plan", "apply", str(system.data / name)]]
         rounds: list[tuple[Round, Round]] = []
-        for plan in islice(cycle(files), chosen.times):
+        for change in islice(cycle(changes), chosen.times):
             asked = prompts()
-            moving, undisturbed = (stream_round(system, asked, chosen.tokens, each) for each in (plan, None))
+            undisturbed, moving = (stream_round(system, asked, chosen.tokens, each) for each in ([], change))
             rounds.append((moving, undisturbed))
             if not chosen.json:
-                print(
-                    f"{moving.split:16} longest pause {moving.pause_s:.3f} s, undisturbed {undisturbed.pause_s:.3f} s",
-                    flush=True,
-                )
+                pauses = f"{moving.pause_s:.3f} s, undisturbed {undisturbed.pause_s:.3f} s"
+                firsts = f"{moving.first_token_s:.3f} s, undisturbed {undisturbed.first_token_s:.3f} s"
+                print(f"{' '.join(change)}: longest pause {pauses}; first token of a new request {firsts}", flush=True)
     pairs = [pair for one, right in rounds for pair in zip(one.answers, right.answers, strict=True)]
     differing = sum(moved != undisturbed for moved, undisturbed in pairs)
     figures = {
@@ -116,6 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "moved": sum(one.moved for one, _ in rounds),
         "undisturbed_pause_s": round(max(right.pause_s for _, right in rounds), 3),
         "longest_pause_s": round(max(one.pause_s for one, _ in rounds), 3),
+        "undisturbed_first_token_s": round(max(right.first_token_s for _, right in rounds), 3),
+        "first_token_s": round(max(one.first_token_s for one, _ in rounds), 3),
         "lost": sum(one.lost for one, _ in rounds),
         "differing": differing,
     }

@@ -264,9 +264,19 @@ def missing_stages(plan: Plan | None, workers: Sequence[WorkerInfo]) -> list[str
     if any(is_served(split, workers) for split in {w.split for w in workers if w.state == "ready"}):
         return []
     return [
-        f"stage {index} (block_{stage.first} to block_{stage.last}) has no live worker"
-        for index, stage in _unserved(plan.split, workers).items()
+        f"stage {index} (block_{stage.first} to block_{stage.last}) {_why_unserved(plan, workers, index)}"
+        for index in _unserved(plan.split, workers)
+        if (stage := parse_split(plan.split)[index])
     ]
+
+
+def _why_unserved(plan: Plan, workers: Sequence[WorkerInfo], stage: int) -> str:
+    """Returns why no worker of a stage of the plan takes new requests, in words."""
+    states = {one.state for one in workers if plan.assignments.get(one.id) == stage}
+    states |= {one.state for one in workers if (one.split, one.stage) == (plan.split, stage)}
+    if "short" in states:
+        return "has a worker that lacks memory for it"
+    return "changes to another precision" if "retiring" in states else "has no live worker"
 
 
 def is_served(split: str, workers: Sequence[WorkerInfo], *, numerics: str | None = None) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from blockrelay.errors import UsageError
-from blockrelay.protocol.plan import Plan, WorkerInfo
+from blockrelay.protocol.plan import Plan, WorkerInfo, missing_stages
 from blockrelay.protocol.planned_split import equal_parts
 from blockrelay.protocol.served_folder import ServedFolder
 from blockrelay_scheduler.planning.plan_builder import decide
@@ -60,6 +60,19 @@ def test_memory_is_that_of_a_machine_when_its_workers_have_left(free: int, fits:
         assert refused([*workers, elsewhere]).startswith(
             "worker a could not hold its part of w4a8: x lacks 1 bytes (1 B) for its weights"
         )
+
+
+def test_a_stage_without_a_worker_says_why() -> None:
+    def said(one: WorkerInfo) -> list[str]:
+        return missing_stages(plan, [one])
+
+    plan = decide([worker("a", 0)], planned=equal_parts(4, 1), current=None).plan
+    assert not said(worker("a", 0))
+    assert said(worker("a", None)) == ["stage 0 (block_1 to block_4) has no live worker"]
+    assert said(worker("a", 0, retires=True)) == ["stage 0 (block_1 to block_4) changes to another precision"]
+    assert said(worker("a", None, short_of=MODEL)) == [
+        "stage 0 (block_1 to block_4) has a worker that lacks memory for it"
+    ]
 
 
 def test_who_serves_what() -> None:
