@@ -70,11 +70,12 @@ def redis_server(name: str, server: EmbeddedRedis, data: Path, lock: int) -> Chi
 
 def schedulers(layout: ServiceLayout) -> list[ChildProcess]:
     """Returns the children that run schedulers."""
-    names = names_of("scheduler", layout.options.topology.schedulers)
-    return [
-        layout.service(name, "blockrelay_scheduler", port=0, plan=layout.data / "plan.json", stages=None)
-        for name in names
-    ]
+    topology = layout.options.topology
+    settings: dict[str, object] = {"port": 0, "plan": layout.data / "plan.json", "stages": None}
+    if topology.profile is not None:  # the times that the first plan was made from
+        settings["profile"] = topology.profile.absolute()
+    names = names_of("scheduler", topology.schedulers)
+    return [layout.service(name, "blockrelay_scheduler", **settings) for name in names]
 
 
 def workers(layout: ServiceLayout) -> list[ChildProcess]:

@@ -86,6 +86,15 @@ def test_only_gateways_listen_where_others_reach_them(tmp_path: Path) -> None:
     assert listens == {"gateway": "0.0.0.0", "scheduler": "127.0.0.1", "worker-1": "127.0.0.1"}
 
 
+def test_schedulers_know_the_profile_of_the_first_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    topology = TopologyOptions(strategy="optimal", profile=Path("profile.json"))
+    (scheduler,) = schedulers(layout_of(tmp_path, UpOptions(model=tmp_path, topology=topology), 1))
+    assert scheduler.env["BLOCKRELAY_PROFILE"] == str(tmp_path / "profile.json")
+    (without,) = schedulers(layout_of(tmp_path, UpOptions(model=tmp_path), 1))
+    assert "BLOCKRELAY_PROFILE" not in without.env
+
+
 def test_the_password_of_another_redis_is_for_no_service_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
