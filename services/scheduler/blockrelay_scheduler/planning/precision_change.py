@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from blockrelay.errors import UsageError
-from blockrelay.protocol.plan import Plan, WorkerInfo, succeeded
+from blockrelay.protocol.plan import GPU, Plan, WorkerInfo, succeeded
 from blockrelay.protocol.served_folder import ServedFolder
 from blockrelay.quantities import format_quantity
 
@@ -84,27 +84,29 @@ def check_folder(workers: Sequence[WorkerInfo], folder: ServedFolder) -> None:
     if lacking := [one for one in serving if one.ready and one.folder_with(folder.key) is None]:
         where = f" on {lacking[0].device_id}" if lacking[0].device_id else ""
         raise UsageError(
-            f"worker {lacking[0].id}{where} does not have {folder.precision} ({folder.key}): start it with "
-            "--other-precision DIR; a GPU's process keeps the folder that it started with"
+            f"worker {lacking[0].id}{where} does not have {folder.precision} ({folder.key}), or its device refuses it: "
+            "start it with --other-precision DIR, or see FOLDER_REFUSED in its log"
         )
     _check_memory(serving, folder)
 
 
 def _check_memory(workers: Sequence[WorkerInfo], folder: ServedFolder) -> None:
-    """Raises UsageError where the workers of a machine need more memory than is free once they have left their stages.
+    """Raises UsageError where the workers of a machine, or of a GPU, need more memory than is free once they have left
+    their stages.
 
-    A stage needs its weights, and KV pages for one request of full length.
+    A stage needs its weights, and KV pages for one request of full length, or as many as it has on its GPU.
     """
-    by_node: dict[str, list[WorkerInfo]] = defaultdict(list)
+    by_place: dict[tuple[str, ...], list[WorkerInfo]] = defaultdict(list)
     for worker in workers:
         if worker.stage is not None and worker.folder != folder.key:
-            by_node[worker.node].append(worker)
-    for node, moving in by_node.items():
+            device = (worker.device_id, str(worker.pid)) if worker.device == GPU else ()
+            by_place[worker.node, *device].append(worker)
+    for (node, *device), moving in by_place.items():
         needed = sum(one.bytes for worker in moving if (one := worker.folder_with(folder.key)))
         room = min(worker.free_bytes for worker in moving) + sum(worker.held_bytes for worker in moving)
         if needed > room:
-            lacking = format_quantity(needed - room, "B")
+            lacking, where = format_quantity(needed - room, "B"), f"{device[0]} of {node}" if device else node
             raise UsageError(
-                f"worker {moving[0].id} could not hold its part of {folder.precision}: {node} lacks {needed - room} "
+                f"worker {moving[0].id} could not hold its part of {folder.precision}: {where} lacks {needed - room} "
                 f"bytes ({lacking}) for its weights and KV pages of one request; add memory, or use more machines"
             )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.host.memory import available_bytes
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import ServiceRegistry
@@ -42,8 +42,14 @@ class WorkerParts:
         return self.folders[0].model_key
 
     def folder_of(self, key: str) -> BlockFolder:
-        """Returns the folder with a key; the one that the worker starts with for "" and for a folder it lacks."""
-        return next((folder for folder in self.folders if folder.model_key == key), self.folders[0])
+        """Returns the folder with a key; the one that the worker starts with for "" and for a folder it lacks, or that
+        its device refuses."""
+        return next((folder for folder in self._served if folder.model_key == key), self.folders[0])
+
+    @property
+    def _served(self) -> list[BlockFolder]:
+        """The folders without those that the device refuses; it changes with the device."""
+        return [folder for folder in self.folders if self.device is None or self.device.serves(folder)]
 
     def planned_folder(self) -> BlockFolder:
         """Returns the folder that a new worker is to serve by the plan in force.
@@ -74,27 +80,50 @@ class WorkerParts:
         return useful if page_bytes == 0 else max(2, min(useful, budget // page_bytes))
 
     def fits_beside(self, folder: BlockFolder, blocks: Stage, *, processes: int) -> bool:
-        """Returns whether memory has room for another stage beside the present one.
+        """Returns whether memory has room for another stage beside the present one; never on a device.
 
         It needs KV pages, and weights of blocks that this process has not loaded. `processes` workers of the model on
         this machine may need as much at the same moment.
         """
+        if self.device:
+            return False
         needed = self.executors.bytes_to_load(folder.manifest, blocks.first, blocks.last)
         needed += self.pages(folder, blocks) * page_bytes_of(folder, blocks)
         return needed <= available_bytes() * BESIDE_SHARE / max(1, processes)
 
-    def offers(self, blocks: Stage | None) -> tuple[ServedFolder, ...]:
-        """Returns the folders that the worker can serve, with what a stage of these blocks needs of each, if known."""
+    def check_alone(self, folder: BlockFolder, blocks: Stage) -> None:
+        """Raises BlockFolderError for a stage with damaged blocks, and UsageError if the device has no room for it."""
+        open_block_folder(folder.root, blocks=range(blocks.first, blocks.last + 1))
+        if self.device:
+            self.device.check_room(folder, blocks)
+
+    def stage_bytes(self, folder: BlockFolder, blocks: Stage, pages: int) -> int:
+        """Returns the bytes that a stage takes of the memory that `free_bytes` is about."""
+        return (self.device.stage_bytes if self.device else stage_bytes)(folder, blocks, pages)
+
+    def free_bytes(self, folder: BlockFolder) -> int:
+        """Returns the free bytes of the device, whose stages are of this folder, where it has a budget; else those of
+        the machine."""
+        free = self.device.free_bytes(folder) if self.device else None
+        return available_bytes() if free is None else free
+
+    def offers(self, blocks: Stage | None, pages: int = 0) -> tuple[ServedFolder, ...]:
+        """Returns the folders that the worker can serve, with what a stage of these blocks needs of each, if known:
+        KV pages for one request of full length, but on a device at most the `pages` that it has now."""
         return tuple(
             ServedFolder(
                 key=folder.model_key,
                 precision=folder.manifest.precision,
                 kv_cache_layout=folder.manifest.kv_cache_layout,
                 numerics=self.numerics(folder),
-                bytes=stage_bytes(folder, blocks, pages_for(folder.model.max_position)) if blocks else 0,
+                bytes=self._needs(folder, blocks, pages) if blocks else 0,
             )
-            for folder in self.folders
+            for folder in self._served
         )
+
+    def _needs(self, folder: BlockFolder, blocks: Stage, pages: int) -> int:
+        full = pages_for(folder.model.max_position)
+        return self.stage_bytes(folder, blocks, min(full, pages) if self.device else full)
 
 
 def stage_bytes(folder: BlockFolder, blocks: Stage, pages: int) -> int:

@@ -3,19 +3,17 @@
 import gc
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.errors import DeviceLost, RedisTrouble
+from blockrelay.errors import DeviceLost, ExecutionError
 from blockrelay.host.identity import host_name
-from blockrelay.host.memory import available_bytes
 from blockrelay.observability.logs import get
 from blockrelay.protocol.plan import DEVICES, GPU, is_served
 from blockrelay.protocol.served_folder import folders_to_json
-from blockrelay.protocol.transitions import calls
 from blockrelay.redis.registry import read_workers
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.loop import Engine
@@ -30,7 +28,7 @@ from blockrelay_worker.kv.store.factory import open_page_store
 from blockrelay_worker.lifecycle.device.on_device import MOVED
 from blockrelay_worker.lifecycle.heartbeat import Heartbeat
 from blockrelay_worker.lifecycle.local_rows import open_local_rows
-from blockrelay_worker.lifecycle.parts import WorkerParts, stage_bytes
+from blockrelay_worker.lifecycle.parts import WorkerParts
 from blockrelay_worker.lifecycle.registration import Registration, StageAssignment, rows_arrive
 from blockrelay_worker.lifecycle.retirement import Retirement
 from blockrelay_worker.lifecycle.succession import Place, Succession
@@ -98,10 +96,10 @@ class StageService:
             succeeds=self._succeeds,
         )
         try:
-            assignment = registration.wait_for_assignment(lambda: self._links.drain.is_requested)
+            assignment = registration.wait_for_assignment(lambda: self._links.drain.is_requested, self._may_take)
         except Stopping:
             if self._succeeds:  # the process goes on
-                self._leave(registration, "")
+                registration.leave("")
             raise
         self._state.on("assigned")
         self._serves(self._parts.folder_of(assignment.folder))
@@ -110,6 +108,17 @@ class StageService:
         finally:
             if self._device:
                 self._device.leave()
+
+    def _may_take(self, assignment: StageAssignment) -> bool:
+        """Returns whether a stage may be loaded. A device has stages of one folder at a time: this worker closes its
+        own of another folder, and waits until other workers have closed theirs."""
+        if self._device is None:
+            return True
+        folder = self._parts.folder_of(assignment.folder)
+        if self._loaded and self._parts.folder_of(self._loaded[0].folder).model_key != folder.model_key:
+            with suppress(ExecutionError):  # `_load` deals with a device that is lost
+                self._close_stage()
+        return self._device.takes(folder)
 
     def next(self) -> "StageService":
         """Returns the service of the next registration. Waits for the end of the successor, if there is one.
@@ -139,12 +148,12 @@ class StageService:
             ended_by_us = self._links.stop.is_set() or lost.reason == MOVED
             if self._device and not ended_by_us:
                 self._device.report_loss(lost)
-            self._leave(registration, assignment.split)
+            registration.leave(assignment.split)
             self._state.on("device_lost")
             return
         except Exception:
             self._state.on("failed")
-            self._leave(registration, assignment.split)
+            registration.leave(assignment.split)
             raise
         if registration.forgotten():
             self._state.on("forgotten")
@@ -214,13 +223,12 @@ class StageService:
     ) -> None:
         """Serves the stage: announces it, runs the engine and the heartbeat, and leaves the registry afterwards."""
         mailbox, over = Mailbox[Event](), threading.Event()
-        if not self._device:
-            folder = self._folder.model_key
-            retirement = Retirement(
-                self._links, self._model, role.worker_id, split=role.split, folder=folder, numerics=self._numerics
-            )
-            make = partial(self._successor, role.worker_id)
-            self._succession = Succession(self._links, self._model, folder, retirement, make)
+        folder = self._folder.model_key
+        retirement = Retirement(
+            self._links, self._model, role.worker_id, split=role.split, folder=folder, numerics=self._numerics
+        )
+        make = partial(self._successor, role.worker_id)
+        self._succession = Succession(self._links, self._model, folder, retirement, make)
         cache = self._cache(role, executor, mailbox)
         table = RunTable(executor.pool, cache)
         self._metrics.kv_pages_total.set(executor.pool.pages)
@@ -296,7 +304,7 @@ class StageService:
         if self._state.state != "draining":
             self._state.on("drain")
         get().info("NODE_DRAINING", worker=role.worker_id, reason=why)
-        self._leave(registration, role.split)
+        registration.leave(role.split)
         local.close()
         for thread in threads:
             thread.join()
@@ -311,15 +319,15 @@ class StageService:
         return {
             "folder": folder.model_key,
             "numerics": self._numerics,
-            "folders": folders_to_json(self._parts.offers(blocks)),
-            "held_bytes": stage_bytes(folder, blocks, pages),
-            "free_bytes": available_bytes(),
+            "folders": folders_to_json(self._parts.offers(blocks, pages)),
+            "held_bytes": self._parts.stage_bytes(folder, blocks, pages),
+            "free_bytes": self._parts.free_bytes(folder),
         }
 
     def _successor(self, worker_id: str, place: Place) -> "StageService | Literal['later'] | None":
         """Returns the service that follows this one, in another place of the plan, or that it is too early for one.
 
-        None where there is no memory for both, or would be three. Raises BlockFolderError then for damaged blocks.
+        None where there is no memory for both, or would be three. Raises what `WorkerParts.check_alone` raises then.
         """
         workers = read_workers(self._links.control, self._links.keys, self._model)
         before = next((worker for worker in workers if worker.id == self._succeeds), None)
@@ -333,7 +341,7 @@ class StageService:
         folder = self._parts.folder_of(place.folder)
         if not self._parts.fits_beside(folder, place.blocks, processes=len(here)):
             if folder.model_key != self._folder.model_key:
-                open_block_folder(folder.root, blocks=range(place.blocks.first, place.blocks.last + 1))
+                self._parts.check_alone(folder, place.blocks)
             return None
         return StageService(self._parts, succeeds=worker_id)
 
@@ -381,16 +389,6 @@ class StageService:
         if self._links.payload is not self._links.control and rows_arrive(role.split):
             readers.append(Reader(self._links.payload, inbox, [], mailbox, over, watch))
         return readers
-
-    def _leave(self, registration: Registration, split: str) -> None:
-        """Leaves the registry in one try, so that the requests of this worker run again elsewhere."""
-        call = calls.dead(registration.worker_id, silent_s=0, reason="drain")
-        try:
-            self._links.scripts.run(call)
-        except RedisTrouble as error:
-            self._links.watch.count_error(error)  # the scheduler will notice the missing heartbeats
-        if rows_arrive(split):
-            registration.leave_payload()
 
 
 def _collect() -> None:
