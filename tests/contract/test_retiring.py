@@ -167,3 +167,31 @@ def test_a_redis_that_has_lost_that_it_was_called_off_hears_it_again(fleet: Cell
     retirement.call_off()
     fleet.accept()
     assert fleet.claim("a")
+
+
+def test_a_request_on_a_gpu_ends_where_it_runs(cell: Cell) -> None:
+    """Others of its id stay, but workers of the new folder could take it from them: any id may go on with it."""
+    cell.agree(dead_after_s=3600)
+    cell.worker("g", split="1-4", numerics="n3", varies=True, device="gpu")
+    run = cell.begin("g", [7])
+    cell.worker("g2", split="1-4", numerics="n3", varies=True, device="gpu")
+    retirement = retirement_of(cell, "g", "n3")
+    staying = replace(PLAN, assignments={"g": 0, "g2": 0}, other_folders={"g2": MODEL})
+    assert not may_go(cell, retirement, staying) and not may_go(cell, retirement, staying)
+    cell.begin("g2", [9], request_id="req-2")
+    cell.commit(run, 1, [8], end="stop")
+    assert may_go(cell, retirement, staying), "that of the other one ends there"
+
+
+def test_a_cpu_on_the_route_of_a_gpu_stays_too(cell: Cell) -> None:
+    cell.agree(dead_after_s=3600)
+    cell.worker("a")
+    cell.worker("g", stage=1, numerics="n3", varies=True, device="gpu")
+    run = cell.begin("a", [7])
+    for name in ("a2", "b2"):
+        cell.worker(name, stage=int(name == "b2"))
+    retirement = Retirement(links_of(cell), MODEL, "a", split="1-2,3-4", folder=MODEL, numerics="n1")
+    staying = replace(PLAN, split="1-2,3-4", assignments={"a": 0, "a2": 0, "b2": 1}, other_folders={"a2": "", "b2": ""})
+    assert not may_go(cell, retirement, staying) and not may_go(cell, retirement, staying)
+    cell.commit(run, 1, [8], end="stop")
+    assert may_go(cell, retirement, staying)

@@ -93,6 +93,7 @@ class Rules:
     retiring_say_so_first: bool = True
     freed_need_a_whole_route: bool = True
     others_must_hold_what_is_left: bool = True
+    varying_end_where_they_run: bool = True
     staying_is_said_again: bool = True
 
 

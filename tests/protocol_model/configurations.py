@@ -59,6 +59,8 @@ _TWO_PRECISIONS = Bounds(stages=1, ids=(0, 1), prompt=1)
 _ONE_AFTER_THE_OTHER = replace(_TWO_PRECISIONS, alone=True)
 _PRECISIONS_OF_STAGES = replace(_TWO_PRECISIONS, stages=2, ids=(0, 1, 0, 1))
 _MORE_OF_THE_OLD = replace(_TWO_PRECISIONS, workers=3, ids=(0, 0, 1))
+#: Those of the old precision are GPUs, whose requests any worker could take over.
+_OLD_GPUS = replace(_MORE_OF_THE_OLD, varying=frozenset({0}))
 _SMALL_POOL = replace(_UPGRADE, workers=3, ids=(0, 0, 1), pools=(2, 3, 3))
 
 CONFIGURATIONS = (
@@ -186,6 +188,7 @@ CONFIGURATIONS = (
         + _one_each(_ONE_AFTER_THE_OTHER, Budget(change=1, kill=1), Budget(change=1, call_off=1, restart=1))
         + _one_each(replace(_ONE_AFTER_THE_OTHER, exact=frozenset({0})), Budget(change=1, kill=1))
         + _one_each(replace(_MORE_OF_THE_OLD, pools=(2, 3, 3)), Budget(change=2, call_off=1))
+        + _one_each(_OLD_GPUS, Budget(change=2, call_off=1))
         + _one_each(_PRECISIONS_OF_STAGES, Budget(change=2, stalled=1))
         + _one_each(replace(_PRECISIONS_OF_STAGES, alone=True), Budget(change=1, kill=1)),
         _one_each(_PRECISIONS_OF_STAGES, Budget(change=2, kill=1), Budget(change=2, call_off=1, lost_reply=1))

@@ -4,7 +4,7 @@ The scheduler computes plans in `blockrelay_scheduler.planning`.
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
@@ -282,11 +282,16 @@ def _why_unserved(plan: Plan, workers: Sequence[WorkerInfo], stage: int) -> str:
 def is_served(split: str, workers: Sequence[WorkerInfo], *, numerics: str | None = None) -> bool:
     """Returns whether each stage of `split` has one of `workers` that is ready, so that they could form a route.
 
-    Deterministic workers of a route have one numerics id: `numerics`, or any if that is None.
+    All workers of a route serve one block folder. Its deterministic workers have one numerics id: `numerics`, or any if
+    that is None.
     """
+    by_folder: dict[str, list[WorkerInfo]] = defaultdict(list)
+    for worker in workers:
+        by_folder[worker.folder or worker.model].append(worker)
     steady = {w.numerics for w in workers if not w.varies} or {""}
     return any(
-        not _unserved(split, [w for w in workers if w.varies or w.numerics == one])
+        not _unserved(split, [w for w in these if w.varies or w.numerics == one])
+        for these in by_folder.values()
         for one in (steady if numerics is None else {numerics})
     )
 

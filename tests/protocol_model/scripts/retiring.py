@@ -9,6 +9,9 @@ from tests.protocol_model.bounds import Bounds
 from tests.protocol_model.data import Redis
 from tests.protocol_model.scripts.serving import served
 
+#: More pages than any pool has.
+MORE_THAN_ANY = 1 << 30
+
 
 def look(b: Bounds, redis: Redis, me: int, *, told: Sequence[int], beating: Sequence[int]) -> tuple[Redis, bool]:
     """Whether a worker may go: no request needs its numerics id, or workers that stay could take them over.
@@ -41,7 +44,8 @@ def look(b: Bounds, redis: Redis, me: int, *, told: Sequence[int], beating: Sequ
 def pages_left(b: Bounds, redis: Redis, me: int, beating: Sequence[int]) -> int | None:
     """Pages of the largest request that needs a worker's numerics id, 0 if one only runs on it; None: there is none.
 
-    One that MIGRATE has freed needs it while a route of that id could hold it.
+    More than any pool has, while a request runs on it that any other id could take over. One that MIGRATE has freed
+    needs it while a route of that id could hold it.
     """
     mine = redis.worker(me)
     needed = [0] if mine is not None and mine.on else []
@@ -49,6 +53,8 @@ def pages_left(b: Bounds, redis: Redis, me: int, beating: Sequence[int]) -> int 
         if record is None or record.state == "done" or not (record.log or record.state == "running"):
             continue
         own = record.own_id if record.numerics else -1
+        if me in record.route and b.varies(own) and b.rules.varying_end_where_they_run:
+            return MORE_THAN_ANY
         if own != b.numerics(me) or b.varies(own):
             continue
         freed = record.job == "reruns" and b.rules.freed_need_a_whole_route

@@ -30,12 +30,12 @@ _load = child.Child._load  # pyright: ignore[reportPrivateUsage]
 _serving = False
 
 
-def _loaded(self: child.Child, first: int, last: int, pages: int, budget: int | None) -> Message:
+def _loaded(self: child.Child, fields: Mapping[str, Any]) -> Message:
     global _serving
     _serving = False  # known answers are no steps
     while (_faults / "load").exists():
         time.sleep(LOOK_S)
-    answer = _load(self, first, last, pages, budget)
+    answer = _load(self, fields)
     _serving = True
     return answer
 

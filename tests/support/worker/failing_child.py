@@ -68,10 +68,10 @@ def _misbehaves(self: child.Child, message: Message) -> Message:
     return _answer(self, message)
 
 
-def _loaded(self: child.Child, first: int, last: int, pages: int, budget: int | None) -> Message:
+def _loaded(self: child.Child, fields: Mapping[str, Any]) -> Message:
     global _run
     _run = None  # what it computes to know the answers of its canary is right
-    answer = _load(self, first, last, pages, budget)
+    answer = _load(self, fields)
     _run = 0
     return answer
 

@@ -21,9 +21,9 @@ def _runs(self: AsIsBlock, given: Mapping[str, Value], pools: Mapping[str, Any])
     return _run(self, given, pools)
 
 
-def _loads(self: child.Child, first: int, last: int, pages: int, budget: int | None) -> Message:
+def _loads(self: child.Child, fields: Mapping[str, Any]) -> Message:
     global _loaded
-    answer = _load(self, first, last, pages, budget)
+    answer = _load(self, fields)
     _loaded = True
     return answer
 

@@ -66,6 +66,7 @@ NOTICED = {
     "retiring_say_so_first": ("precisions", "I18"),
     "freed_need_a_whole_route": ("precisions", "hangs"),
     "others_must_hold_what_is_left": ("precisions", "I18"),
+    "varying_end_where_they_run": ("precisions", "I18"),
     "staying_is_said_again": ("precisions", "hangs"),
     "routes_are_whole": ("upgrade", "hangs"),
     "small_pools_serve_nobody": ("upgrade", "hangs"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from blockrelay.errors import UsageError
-from blockrelay.protocol.plan import Plan, WorkerInfo, succeeded
+from blockrelay.protocol.plan import GPU, Plan, WorkerInfo, succeeded
 from blockrelay.protocol.served_folder import ServedFolder
 from blockrelay.quantities import format_quantity
 
@@ -85,41 +85,44 @@ def check_folder(workers: Sequence[WorkerInfo], folder: ServedFolder) -> None:
     if lacking := [one for one in serving if one.ready and one.folder_with(folder.key) is None]:
         where = f" on {lacking[0].device_id}" if lacking[0].device_id else ""
         raise UsageError(
-            f"worker {lacking[0].id}{where} does not have {folder.precision} ({folder.key}): start it with "
-            "--other-precision DIR; a GPU's process keeps the folder that it started with"
+            f"worker {lacking[0].id}{where} does not have {folder.precision} ({folder.key}), or its device refuses it: "
+            "start it with --other-precision DIR, or see FOLDER_REFUSED in its log"
         )
     if lack := check_memory(serving, folder):
         lacking = format_quantity(lack.bytes, "B")
         raise UsageError(
-            f"worker {lack.worker} could not hold its part of {folder.precision}: {lack.node} lacks {lack.bytes} "
+            f"worker {lack.worker} could not hold its part of {folder.precision}: {lack.where} lacks {lack.bytes} "
             f"bytes ({lacking}) for its weights and KV pages of one request; add memory, or use more machines"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Memory that a machine lacks for its stages of a folder."""
+    """Memory that a machine, or a GPU, lacks for its stages of a folder."""
 
     worker: str
-    """Id of a worker of the machine."""
-    node: str
-    """Name of the machine."""
+    """Id of one of its workers."""
+    where: str
+    """Name of the machine, or of the GPU and its machine."""
     bytes: int
 
 
 def check_memory(workers: Sequence[WorkerInfo], folder: ServedFolder, *, margin: float = 1.0) -> Shortage | None:
-    """Returns what a machine lacks for its stages of `folder`, once its workers have left theirs; None: nothing.
+    """Returns what a machine, or a GPU, lacks for its stages of `folder`, once its workers have left theirs.
 
-    A stage needs its weights, and KV pages for one request of full length, times `margin`. Counted are workers that
-    serve another folder, and those that lack memory for the one that the plan gives them.
+    None: nothing. A stage needs its weights, and KV pages for one request of full length, or as many as it has on its
+    GPU, times `margin`. Counted are workers that serve another folder, and those that lack memory for the one that the
+    plan gives them.
     """
-    by_node: dict[str, list[WorkerInfo]] = defaultdict(list)
+    by_place: dict[tuple[str, ...], list[WorkerInfo]] = defaultdict(list)
     for worker in workers:
         if worker.short_of or (worker.stage is not None and worker.folder != folder.key):
-            by_node[worker.node].append(worker)
-    for node, moving in by_node.items():
+            device = (worker.device_id, str(worker.pid)) if worker.device == GPU else ()
+            by_place[worker.node, *device].append(worker)
+    for (node, *device), moving in by_place.items():
         needed = sum(one.bytes for worker in moving if (one := worker.folder_with(folder.key)))
         room = min(worker.free_bytes for worker in moving) + sum(worker.held_bytes for worker in moving)
         if needed * margin > room:
-            return Shortage(moving[0].id, node, math.ceil(needed * margin) - room)
+            where = f"{device[0]} of {node}" if device else node
+            return Shortage(moving[0].id, where, math.ceil(needed * margin) - room)
     return None

@@ -50,8 +50,8 @@ class Heartbeat(threading.Thread):
 
     When a step's age exceeds `step_limit_s`, the process ends: a stuck worker must not look alive. While the number of
     finished parts of long steps grows, the heartbeat says that the step makes progress. `succession` prepares another
-    stage beside this one; None: this worker leaves its stage before it loads another one. `memory` returns the
-    bytes that the stage holds, and those that are free; it is asked every FREE_MEMORY_S seconds.
+    stage that the plan gives this worker. `memory` returns the bytes that the stage holds, and those that are free; it
+    is asked every FREE_MEMORY_S seconds.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Heartbeat(threading.Thread):
         step_limit_s: Callable[[], float],
         stop: threading.Event,
         memory: Callable[[], tuple[int, int]],
-        succession: Succession | None = None,
+        succession: Succession,
     ) -> None:
         super().__init__(name="beat", daemon=True)
         self._links, self._mailbox, self._role, self._table = links, mailbox, role, table
@@ -158,8 +158,6 @@ class Heartbeat(threading.Thread):
         folder = plan.folder_of(self._role.worker_id) or self._model
         here = (self._role.stage, self._role.split, self._folder)
         moves = mine is not None and (mine, plan.split, folder) != here
-        if self._succession is None:
-            return "the plan gives this worker another stage" if moves else None
         if moves and mine is not None and not self._succession.has_begun:
             self._succession.begin(Place(parse_split(plan.split)[mine], folder))
         if self._succession.is_over(plan):

@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from blockrelay.block_folder.folder import BlockFolder
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.errors import UsageError
 from blockrelay.host.memory import available_bytes
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import ServiceRegistry
 from blockrelay.protocol.block_times import BESIDE_SHARE
 from blockrelay.protocol.plan import Plan, Stage
 from blockrelay.protocol.served_folder import ServedFolder
+from blockrelay.quantities import format_quantity
 from blockrelay.redis.registry import read_plan
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.fault_injection import salted_id
@@ -40,6 +42,8 @@ class WorkerParts:
     """The port of the worker's status server."""
     ran_out: dict[str, float] = field(default_factory=dict[str, float])
     """When memory last ran out (monotonic), by key of the block folder; see `MemoryWatch`."""
+    device_ran_out: dict[str, float] = field(default_factory=dict[str, float])
+    """When the device last ran out of memory in a load (monotonic), by key of the block folder."""
 
     @property
     def model(self) -> str:
@@ -47,8 +51,14 @@ class WorkerParts:
         return self.folders[0].model_key
 
     def folder_of(self, key: str) -> BlockFolder:
-        """Returns the folder with a key; the one that the worker starts with for "" and for a folder it lacks."""
-        return next((folder for folder in self.folders if folder.model_key == key), self.folders[0])
+        """Returns the folder with a key; the one that the worker starts with for "" and for a folder it lacks, or that
+        its device refuses."""
+        return next((folder for folder in self._served if folder.model_key == key), self.folders[0])
+
+    @property
+    def _served(self) -> list[BlockFolder]:
+        """The folders without those that the device refuses; it changes with the device."""
+        return [folder for folder in self.folders if self.device is None or self.device.serves(folder)]
 
     def planned_folder(self) -> BlockFolder:
         """Returns the folder that a new worker is to serve by the plan in force.
@@ -72,33 +82,42 @@ class WorkerParts:
         is free. Raises UsageError where the stage does not fit on a device.
         """
         useful = self.settings.max_requests * pages_for(folder.model.max_position)
-        budget = self.settings.kv_bytes or int(self.free_bytes() * KV_SHARE_OF_ONE_WORKER)
+        budget = self.settings.kv_bytes or int(self._free_on_machine() * KV_SHARE_OF_ONE_WORKER)
         if self.device:
             return self.device.pages(folder, blocks, useful=useful, kv_bytes=budget)
         page_bytes = page_bytes_of(folder, blocks)
         return useful if page_bytes == 0 else max(LEAST_PAGES, min(useful, budget // page_bytes))
 
     def fits_beside(self, folder: BlockFolder, blocks: Stage, *, processes: int) -> bool:
-        """Returns whether memory has room for another stage beside the present one.
+        """Returns whether memory has room for another stage beside the present one; never on a device.
 
         It needs KV pages, and weights of blocks that this process has not loaded. `processes` workers of the model on
         this machine may need as much at the same moment.
         """
+        if self.device:
+            return False
         needed = self.executors.bytes_to_load(folder.manifest, blocks.first, blocks.last)
         needed += self.pages(folder, blocks) * page_bytes_of(folder, blocks)
-        return needed <= self.free_bytes() * BESIDE_SHARE / max(1, processes)
+        return needed <= self._free_on_machine() * BESIDE_SHARE / max(1, processes)
 
-    def least_bytes(self, folder: BlockFolder, blocks: Stage) -> int:
-        """Returns the bytes that a stage needs at least: weights that this process has not loaded, and two KV pages.
+    def lack(self, folder: BlockFolder, blocks: Stage) -> str:
+        """Returns why memory has no room for a stage's weights and the fewest KV pages, in words; "": it has.
 
-        0 on a device, which reports itself that it lacks memory.
+        Weights that this process has loaded need none.
         """
         if self.device:
-            return 0
+            try:
+                self.device.check_room(folder, blocks)
+            except UsageError as error:
+                return str(error)
+            return ""
         needed = self.executors.bytes_to_load(folder.manifest, blocks.first, blocks.last)
-        return needed + LEAST_PAGES * page_bytes_of(folder, blocks)
+        needed, free = needed + LEAST_PAGES * page_bytes_of(folder, blocks), self._free_on_machine()
+        if needed <= free:
+            return ""
+        return f"{format_quantity(needed, 'B')} are needed and {format_quantity(free, 'B')} are free"
 
-    def free_bytes(self) -> int:
+    def _free_on_machine(self) -> int:
         """Returns the memory that is free, or less if a test says so (`inject_memory`)."""
         free, path = available_bytes(), self.settings.inject_memory
         if path is None:
@@ -108,18 +127,39 @@ class WorkerParts:
         except (OSError, ValueError):  # it is not there, or is just being written
             return free
 
-    def offers(self, blocks: Stage | None) -> tuple[ServedFolder, ...]:
-        """Returns the folders that the worker can serve, with what a stage of these blocks needs of each, if known."""
+    def check_alone(self, folder: BlockFolder, blocks: Stage) -> None:
+        """Raises BlockFolderError for a stage with damaged blocks, and UsageError if the device has no room for it."""
+        open_block_folder(folder.root, blocks=range(blocks.first, blocks.last + 1))
+        if self.device:
+            self.device.check_room(folder, blocks)
+
+    def stage_bytes(self, folder: BlockFolder, blocks: Stage, pages: int) -> int:
+        """Returns the bytes that a stage takes of the memory that `free_bytes` is about."""
+        return (self.device.stage_bytes if self.device else stage_bytes)(folder, blocks, pages)
+
+    def free_bytes(self, folder: BlockFolder) -> int:
+        """Returns the free bytes of the device, whose stages are of this folder, where it has a budget; else those of
+        the machine."""
+        free = self.device.free_bytes(folder) if self.device else None
+        return self._free_on_machine() if free is None else free
+
+    def offers(self, blocks: Stage | None, pages: int = 0) -> tuple[ServedFolder, ...]:
+        """Returns the folders that the worker can serve, with what a stage of these blocks needs of each, if known:
+        KV pages for one request of full length, but on a device at most the `pages` that it has now."""
         return tuple(
             ServedFolder(
                 key=folder.model_key,
                 precision=folder.manifest.precision,
                 kv_cache_layout=folder.manifest.kv_cache_layout,
                 numerics=self.numerics(folder),
-                bytes=stage_bytes(folder, blocks, pages_for(folder.model.max_position)) if blocks else 0,
+                bytes=self._needs(folder, blocks, pages) if blocks else 0,
             )
-            for folder in self.folders
+            for folder in self._served
         )
+
+    def _needs(self, folder: BlockFolder, blocks: Stage, pages: int) -> int:
+        full = pages_for(folder.model.max_position)
+        return self.stage_bytes(folder, blocks, min(full, pages) if self.device else full)
 
 
 def stage_bytes(folder: BlockFolder, blocks: Stage, pages: int) -> int:

@@ -18,6 +18,7 @@ from blockrelay.protocol.constants import MAX_WORKERS
 from blockrelay.protocol.number import LOWEST_PROTOCOL, PROTOCOL
 from blockrelay.protocol.plan import Plan, Stage, parse_split
 from blockrelay.protocol.served_folder import ServedFolder, folders_to_json
+from blockrelay.protocol.transitions import calls
 from blockrelay.redis.client import backoff_s, server_run_id
 from blockrelay.redis.registry import read_plan, server_ms
 from blockrelay.settings import WorkerSettings
@@ -106,8 +107,12 @@ class Registration:
             **({"succeeds": succeeds} if succeeds else {}),
         }
 
-    def wait_for_assignment(self, given_up: Callable[[], bool] = lambda: False) -> StageAssignment:
-        """Registers, and polls the plan until it names this worker.
+    def wait_for_assignment(
+        self,
+        given_up: Callable[[], bool] = lambda: False,
+        may_take: Callable[[StageAssignment], bool] = lambda _: True,
+    ) -> StageAssignment:
+        """Registers, and polls the plan until it names this worker, with a stage that `may_take` accepts.
 
         Raises Stopping when the process should end, when `given_up` returns True, and for a successor that finds no
         room in the cell.
@@ -120,7 +125,7 @@ class Registration:
             if self.forgotten():
                 self.worker_id = _new_id()
                 self._enter()
-            if (place := self.place()) is not None:
+            if (place := self.place()) is not None and may_take(place):
                 return place
         raise Stopping
 
@@ -214,11 +219,20 @@ class Registration:
         self._links.control.xadd(self._links.keys.inbox(self.worker_id), {"hello": self.worker_id})
         reach("worker.after_announce")
 
-    def leave_payload(self) -> None:
-        """Deletes the inbox on the payload Redis; messages left in it belong to runs that have ended.
+    def leave(self, split: str) -> None:
+        """Leaves the registry in one try, so that the requests of this worker run again elsewhere.
 
-        If Redis fails, nothing is raised.
+        `split` has the stages of which it served one; "": none. If Redis fails, nothing is raised.
         """
+        try:
+            self._links.scripts.run(calls.dead(self.worker_id, silent_s=0, reason="drain"))
+        except RedisTrouble as error:
+            self._links.watch.count_error(error)  # the scheduler will notice the missing heartbeats
+        if rows_arrive(split):
+            self._leave_payload()
+
+    def _leave_payload(self) -> None:
+        """Deletes the inbox on the payload Redis; messages left in it belong to runs that have ended."""
         try:
             self._links.payload.delete(self._links.keys.inbox(self.worker_id))
         except RedisTrouble as error:

@@ -3,17 +3,16 @@
 import gc
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Literal
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.errors import DeviceLost, ExecutionError, RedisTrouble
+from blockrelay.errors import DeviceLost, ExecutionError
 from blockrelay.host.identity import host_name
 from blockrelay.observability.logs import get
 from blockrelay.protocol.plan import DEVICES, Stage, is_served
 from blockrelay.protocol.served_folder import folders_to_json
-from blockrelay.protocol.transitions import calls
 from blockrelay.redis.registry import read_workers
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.loop import OUT_OF_MEMORY, Engine
@@ -29,8 +28,8 @@ from blockrelay_worker.lifecycle.changes.succession import Place, Succession
 from blockrelay_worker.lifecycle.device.on_device import MOVED
 from blockrelay_worker.lifecycle.heartbeat import Heartbeat
 from blockrelay_worker.lifecycle.local_rows import open_local_rows
-from blockrelay_worker.lifecycle.parts import WorkerParts, stage_bytes
-from blockrelay_worker.lifecycle.registration import Registration, StageAssignment, rows_arrive
+from blockrelay_worker.lifecycle.parts import WorkerParts
+from blockrelay_worker.lifecycle.registration import Registration, StageAssignment
 from blockrelay_worker.lifecycle.stage_parts import cache_of, readers_of, role_of
 from blockrelay_worker.policy import DEVICE_PATIENCE, PAGES_FLUSH_S
 from blockrelay_worker.sampling.row_sampler import sampler_of
@@ -96,14 +95,14 @@ class StageService:
             succeeds=self._succeeds,
         )
         try:
-            assignment = registration.wait_for_assignment(lambda: self._links.drain.is_requested)
+            assignment = registration.wait_for_assignment(lambda: self._links.drain.is_requested, self._may_take)
         except Stopping:
             if self._succeeds:  # the process goes on
-                self._leave(registration, "")
+                registration.leave("")
             raise
         self._state.on("assigned")
         if not self._succeeds:  # a successor has been made because memory has room for it
-            if self._loaded and not self._loaded[0].holds(assignment):
+            if self._device is None and self._loaded and not self._loaded[0].holds(assignment):
                 self._close_stage()
                 _collect()
             room_for = self._memory.wait(registration, assignment, lambda: self._links.drain.is_requested)
@@ -117,6 +116,17 @@ class StageService:
         finally:
             if self._device:
                 self._device.leave()
+
+    def _may_take(self, assignment: StageAssignment) -> bool:
+        """Returns whether a stage may be loaded. A device has stages of one folder at a time: this worker closes its
+        own of another folder, and waits until other workers have closed theirs."""
+        if self._device is None:
+            return True
+        folder = self._parts.folder_of(assignment.folder)
+        if self._loaded and self._parts.folder_of(self._loaded[0].folder).model_key != folder.model_key:
+            with suppress(ExecutionError):  # `_load` deals with a device that is lost
+                self._close_stage()
+        return self._device.takes(folder)
 
     def next(self) -> "StageService":
         """Returns the service of the next registration. Waits for the end of the successor, if there is one.
@@ -146,11 +156,13 @@ class StageService:
             ended_by_us = self._links.stop.is_set() or lost.reason == MOVED
             if self._device and not ended_by_us:
                 self._device.report_loss(lost)
-            self._leave(registration, assignment.split)
+                if lost.code == "OOM":
+                    self._memory.device_ran_out(self._folder.model_key)
+            registration.leave(assignment.split)
             self._state.on("device_lost")
             return
         except MemoryError as error:
-            self._leave(registration, assignment.split)
+            registration.leave(assignment.split)
             if not self._memory.may_change(self._folder.model_key, assignment.blocks):
                 self._state.on("failed")
                 raise ExecutionError(_no_memory(self._folder, assignment.blocks)) from error
@@ -159,7 +171,7 @@ class StageService:
             return
         except Exception:
             self._state.on("failed")
-            self._leave(registration, assignment.split)
+            registration.leave(assignment.split)
             raise
         if registration.forgotten():
             self._state.on("forgotten")
@@ -178,8 +190,9 @@ class StageService:
         """Notes that memory ran out, and gives back what is loaded: the cell may change to a smaller precision."""
         get().warning("MEMORY_RAN_OUT", folder=self._folder.model_key, precision=self._folder.manifest.precision)
         self._memory.ran_out(self._folder.model_key)
-        if self._loaded:
-            self._close_stage()
+        with suppress(ExecutionError):  # `_load` deals with a device that is lost
+            if self._loaded:
+                self._close_stage()
         _collect()
 
     def _load(self, assignment: StageAssignment) -> Executor:
@@ -213,13 +226,12 @@ class StageService:
     ) -> None:
         """Serves the stage: announces it, runs the engine and the heartbeat, and leaves the registry afterwards."""
         mailbox, over = Mailbox[Event](), threading.Event()
-        if not self._device:
-            folder = self._folder.model_key
-            retirement = Retirement(
-                self._links, self._model, role.worker_id, split=role.split, folder=folder, numerics=self._numerics
-            )
-            make = partial(self._successor, role.worker_id)
-            self._succession = Succession(self._links, self._model, folder, retirement, make)
+        folder = self._folder.model_key
+        retirement = Retirement(
+            self._links, self._model, role.worker_id, split=role.split, folder=folder, numerics=self._numerics
+        )
+        make = partial(self._successor, role.worker_id)
+        self._succession = Succession(self._links, self._model, folder, retirement, make)
         cache = cache_of(self._parts, self._links, self._folder, role, executor, mailbox)
         table = RunTable(executor.pool, cache)
         self._metrics.kv_pages_total.set(executor.pool.pages)
@@ -301,7 +313,7 @@ class StageService:
         if self._state.state != "draining":
             self._state.on("drain")
         get().info("NODE_DRAINING", worker=role.worker_id, reason=why)
-        self._leave(registration, role.split)
+        registration.leave(role.split)
         local.close()
         for thread in threads:
             thread.join()
@@ -318,7 +330,7 @@ class StageService:
         return {
             "folder": self._folder.model_key,
             "numerics": self._numerics,
-            "folders": folders_to_json(self._parts.offers(assignment.blocks)),
+            "folders": folders_to_json(self._parts.offers(assignment.blocks, executor.pool.pages)),
             "held_bytes": held,
             "free_bytes": free,
         }
@@ -326,12 +338,13 @@ class StageService:
     def _memory_of(self, assignment: StageAssignment, executor: Executor) -> tuple[int, int]:
         """Returns the bytes that the stage holds, with the KV pages that were used before, and those that are free."""
         pages = executor.pool.pages if self._device else executor.pool.touched_pages
-        return stage_bytes(self._folder, assignment.blocks, pages), self._parts.free_bytes()
+        held = self._parts.stage_bytes(self._folder, assignment.blocks, pages)
+        return held, self._parts.free_bytes(self._folder)
 
     def _successor(self, worker_id: str, place: Place) -> "StageService | Literal['later'] | None":
         """Returns the service that follows this one, in another place of the plan, or that it is too early for one.
 
-        None where there is no memory for both, or would be three. Raises BlockFolderError then for damaged blocks.
+        None where there is no memory for both, or would be three. Raises what `WorkerParts.check_alone` raises then.
         """
         workers = read_workers(self._links.control, self._links.keys, self._model)
         before = next((worker for worker in workers if worker.id == self._succeeds), None)
@@ -345,7 +358,7 @@ class StageService:
         folder = self._parts.folder_of(place.folder)
         if not self._parts.fits_beside(folder, place.blocks, processes=len(here)):
             if folder.model_key != self._folder.model_key:
-                open_block_folder(folder.root, blocks=range(place.blocks.first, place.blocks.last + 1))
+                self._parts.check_alone(folder, place.blocks)
             return None
         return StageService(self._parts, succeeds=worker_id)
 
@@ -353,16 +366,6 @@ class StageService:
         """Returns the time in seconds after which a step counts as stuck; a device's process ends before the worker."""
         limit_s = max(self._settings.session_timeout_s, self._links.clock.allowed_s)
         return limit_s * (DEVICE_PATIENCE if self._device else 1)
-
-    def _leave(self, registration: Registration, split: str) -> None:
-        """Leaves the registry in one try, so that the requests of this worker run again elsewhere."""
-        call = calls.dead(registration.worker_id, silent_s=0, reason="drain")
-        try:
-            self._links.scripts.run(call)
-        except RedisTrouble as error:
-            self._links.watch.count_error(error)  # the scheduler will notice the missing heartbeats
-        if rows_arrive(split):
-            registration.leave_payload()
 
 
 def _no_memory(folder: BlockFolder, blocks: Stage) -> str:

@@ -11,7 +11,6 @@ from blockrelay.errors import BlockrelayError, DeviceFailed, DeviceLost, KnownAn
 from blockrelay.exit_codes import BROKEN, complain, exit_code
 from blockrelay.observability.logs import get
 from blockrelay.settings import WorkerSettings
-from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.loader import Executors, executors_for, gpu_of
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.execution.process.renewal import opened_again_in_s
@@ -83,9 +82,8 @@ class Workers:
         others = OtherDevices(
             settings.gpu, settings.gpu_fallbacks if settings.gpu else "", python=settings.gpu_python or sys.executable
         )
-        executors = self._executors = self._opened(folder, others)
-        able = isinstance(executors, CpuExecutors)  # others were opened for one folder
-        folders = open_precisions(folder, settings.other_folders if able else ())
+        folders = open_precisions(folder, settings.other_folders)
+        executors = self._executors = self._opened(folders, others)
         workers: list[Worker] = []
         for number, (stop, drain) in enumerate(self._ends):
             port = settings.port and settings.port + number
@@ -93,18 +91,23 @@ class Workers:
             workers.append(Worker(own, folders, executors, stop, drain, number=number, others=others))
         return workers
 
-    def _opened(self, folder: BlockFolder, others: OtherDevices) -> Executors:
+    def _opened(self, folders: tuple[BlockFolder, ...], others: OtherDevices) -> Executors:
         """Returns executors on the GPU of the settings, on one of the `others` if it cannot do its work, or on CPUs.
+
+        They can run stages of the first folder, and of the others unless their device refuses these.
 
         A GPU that exists and cannot be used is tried until it can be. Meanwhile this process registers no worker, and
         CPU workers take its requests. Raises UsageError if the GPU does not exist.
         """
         settings, failures = self._settings, 0
+        folder, *more = folders
         while True:
             try:
                 gpu = gpu_of(settings, folder)
                 if gpu is not None and settings.gpu:
-                    return others.opened(lambda device, gpu=gpu: DeviceExecutors(folder, replace(gpu, device=device)))
+                    return others.opened(
+                        lambda device, gpu=gpu: DeviceExecutors(folder, replace(gpu, device=device), others=more)
+                    )
                 return executors_for(folder, threads=settings.threads, gpu=gpu, imported=settings.imported_model)
             except (DeviceLost, DeviceFailed, KnownAnswerMismatch, UsageError) as error:
                 # A GPU that has vanished since the first try may come back too.

@@ -124,8 +124,8 @@ def test_the_history_tells_from_what_it_is_degraded(
 
 
 def test_the_wait_is_an_hour_at_most() -> None:
-    bounces: list[tuple[Origin, str, float]] = []
-    for number in range(9):
-        bounces += [("degraded", OTHER, 10.0 * number), ("restored", "", 10.0 * number + 5)]
-    found = degraded_from(history(*bounces, ("degraded", OTHER, 95)), first_s=FIRST_S)
+    bounces: list[tuple[Origin, str, float]] = [("degraded", OTHER, at) for at in range(0, 90, 10)]
+    returns: list[tuple[Origin, str, float]] = [("restored", "", at + 5) for at in range(0, 90, 10)]
+    entries = [one for pair in zip(bounces, returns, strict=True) for one in pair]
+    found = degraded_from(history(*entries, ("degraded", OTHER, 95)), first_s=FIRST_S)
     assert found is not None and found.wait_s(FIRST_S) == 3600

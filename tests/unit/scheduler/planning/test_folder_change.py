@@ -95,3 +95,46 @@ def test_records_say_which_folders_a_worker_can_serve() -> None:
     assert folders_from_json(json.dumps([later]).encode()) == BOTH[:1]
     for damaged in (b'[{"key": "k"}]', b"null", b'{"a": 1}', b"[", b"[5]", json.dumps([later | {"key": 1}]).encode()):
         assert folders_from_json(damaged) == (), damaged
+
+
+def gpu(name: str, stage: int, pid: int, stages: int = 1) -> WorkerInfo:
+    return worker(name, stage, stages, device="gpu", pid=pid, node="x", registered_ms=0)
+
+
+def test_cpus_change_before_gpus() -> None:
+    """They take new requests of the GPU's class while its own end."""
+    cell = Changing([gpu("g", 0, 1), worker("a", 0)], 1)
+    assert cell.look() == {"a": OTHER, "g": MODEL}
+    cell.now("a", folder=OTHER)
+    assert cell.look() == {"a": OTHER, "g": OTHER}
+
+
+def test_the_stages_of_a_device_change_together() -> None:
+    """In whichever stages they are: half of the devices at once."""
+    cell = Changing([gpu("g0", 0, 1, 2), gpu("g1", 1, 1, 2), gpu("h0", 0, 2, 2), gpu("h1", 1, 2, 2)], 2)
+    first = {"g0": OTHER, "g1": OTHER, "h0": MODEL, "h1": MODEL}
+    assert cell.look() == first
+    for name in ("g0", "g1"):
+        cell.now(name, folder=OTHER)
+    assert set(cell.look().values()) == {OTHER}
+
+
+def test_a_device_waits_whole_where_one_of_its_stages_has_to() -> None:
+    cpus = [worker("c", 1, 2, registered_ms=0)]
+    cell = Changing([*cpus, gpu("g0", 0, 1, 2), gpu("g1", 1, 1, 2), gpu("h0", 0, 2, 2), gpu("h1", 1, 2, 2)], 2)
+    assert cell.look() == {"c": OTHER, "g0": MODEL, "g1": MODEL, "h0": MODEL, "h1": MODEL}
+    cell.now("c", folder=OTHER)
+    assert cell.look() == {"c": OTHER, "g0": OTHER, "g1": OTHER, "h0": MODEL, "h1": MODEL}
+
+
+def test_two_stages_of_a_device_that_are_the_same_do_not_wait_for_each_other() -> None:
+    cell = Changing([gpu("g", 0, 1), gpu("h", 0, 1)], 1)
+    assert set(cell.look().values()) == {OTHER}
+
+
+def test_a_device_whose_worker_came_back_with_the_new_folder_changes_whole() -> None:
+    """It has memory for one folder: the worker that came back waits for the other."""
+    cell = Changing([gpu("g0", 0, 1, 2), gpu("g1", 1, 1, 2), gpu("h0", 0, 2, 2), gpu("h1", 1, 2, 2)], 2)
+    assert cell.look()["h0"] == MODEL
+    cell.workers[2] = worker("again", None, device="gpu", pid=2, node="x", folder=OTHER)
+    assert cell.look() == {"g0": OTHER, "g1": OTHER, "again": OTHER, "h1": OTHER}

@@ -62,6 +62,23 @@ def test_memory_is_that_of_a_machine_when_its_workers_have_left(free: int, fits:
         )
 
 
+def test_memory_of_a_gpu_is_its_own() -> None:
+    """What its machine has left is for the workers on its CPUs."""
+    needed = with_bytes(100)
+
+    def gpu(name: str, pid: int, held: int, free: int) -> WorkerInfo:
+        one = worker(name, 0, folders=needed, held_bytes=held, free_bytes=free, node="x")
+        return replace(one, device="gpu", device_id=f"cuda:{pid}", pid=pid)
+
+    cpu = worker("a", 0, folders=needed, held_bytes=80, free_bytes=20, node="x")
+    two, other = [gpu("g", 0, 90, 300), gpu("h", 0, 90, 20)], gpu("i", 1, 10, 90)
+    assert check_change([cpu, *two, other], PLAN, MODEL, "w4a8").key == OTHER
+    short = replace(other, free_bytes=89)
+    assert refused([cpu, *two, short]).startswith(
+        "worker i could not hold its part of w4a8: cuda:1 of x lacks 1 bytes (1 B) for its weights"
+    )
+
+
 def test_a_stage_without_a_worker_says_why() -> None:
     def said(one: WorkerInfo) -> list[str]:
         return missing_stages(plan, [one])

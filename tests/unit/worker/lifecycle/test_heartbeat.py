@@ -15,6 +15,8 @@ from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.page_layout import PageLayout
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.lifecycle.changes.retirement import Retirement
+from blockrelay_worker.lifecycle.changes.succession import Succession
 from blockrelay_worker.lifecycle.heartbeat import Heartbeat, compare
 from blockrelay_worker.transport.events import Event, Gone, Orphan, Restarted
 from blockrelay_worker.transport.mailbox import Mailbox
@@ -51,6 +53,7 @@ class Beating:
         self.stop, self.mailbox, self.events = threading.Event(), Mailbox[Event](), list[Event]()
         self.table = RunTable(PagePool(PageLayout(layers=1, kv_heads=1, head_dim=8), 3))
         self.links = links_of(cell, stop=self.stop)
+        retirement = Retirement(self.links, MODEL, "a", split="1-4", folder=MODEL, numerics="n1")
         self.thread = Heartbeat(
             self.links,
             self.mailbox,
@@ -65,6 +68,7 @@ class Beating:
             step_limit_s=lambda: 30.0,
             stop=self.stop,
             memory=lambda: (70, 30),
+            succession=Succession(self.links, MODEL, MODEL, retirement, lambda _: None),
         )
         self.thread.start()
 
@@ -134,4 +138,4 @@ def test_a_worker_that_was_declared_dead_learns_it(scripts: Scripts, beating: Be
 def test_another_stage_in_the_plan_ends_this_life(scripts: Scripts, beating: Beating) -> None:
     plan = '{"epoch":1,"split":"1-2,3-4","route_class":"cpu","assignments":{"a":1},"blocks":{},"reasons":[]}'
     scripts.run(calls.publish_plan(MODEL, replaces_epoch=0, inputs="i", route_class="cpu", plan=plan))
-    beating.wait_for(Gone("the plan gives this worker another stage"))
+    beating.wait_for(Gone("the plan gives this worker another stage, and there is no room for both"))

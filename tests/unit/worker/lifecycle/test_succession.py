@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from blockrelay.errors import BlockFolderError
+from blockrelay.errors import BlockFolderError, UsageError
 from blockrelay.protocol.plan import Plan, Stage
 from blockrelay_worker.lifecycle.changes.retirement import Retirement
 from blockrelay_worker.lifecycle.changes.succession import Place, Succession
@@ -177,3 +177,13 @@ def test_the_error_of_one_that_serves_is_the_workers(old: Cell, service: PlayedS
     service.over.set()
     with pytest.raises(MemoryError):
         succession.join()
+
+
+@pytest.mark.parametrize("error", [BlockFolderError("block_2 is damaged"), UsageError("no room on cuda:0")])
+def test_a_folder_that_can_never_be_served_has_it_stay(old: Cell, error: Exception) -> None:
+    def make(place: Place) -> None:
+        raise error
+
+    succession = succession_of(old, make)
+    succession.begin(Place(Stage(first=1, last=2), "other"))
+    assert succession.has_begun and succession.failure is None and not succession.is_over(PLAN)

@@ -26,7 +26,7 @@ from blockrelay_worker.execution.onnx.known_answers import (
     composed_answers,
     known_answers,
 )
-from blockrelay_worker.execution.onnx.probe import can_multiply, failure, paged_attention
+from blockrelay_worker.execution.onnx.probe import PagedAttention, can_multiply, failure, paged_attention
 from blockrelay_worker.execution.onnx.providers.provider import CpuProvider, Provider
 from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.onnx.weights.arrays import bits_in, forms_of
@@ -117,10 +117,10 @@ class OnnxExecutors:
         caller closes it.
 
         Weights of closed stages stay on the device while all weights take no more than `weight_room` bytes, and those
-        of this stage are not uploaded again. If each of its blocks has given known answers in this process since its
-        upload, they need not do it again: then the stage is compared with its own blocks, one by one, in a few steps.
-        Only their composition may still be wrong; for that the blocks are a better reference than another device, and
-        one that is here.
+        of this stage are not uploaded again. Weights of other folders stay only while a stage uses them. If each of its
+        blocks has given known answers in this process since its upload, they need not do it again: then the stage is
+        compared with its own blocks, one by one, in a few steps. Only their composition may still be wrong; for that
+        the blocks are a better reference than another device, and one that is here.
 
         Raises KnownAnswerMismatch for wrong numbers, ExecutionError if a known step fails, and ONNX Runtime's error if
         it cannot make a session or has no memory.
@@ -132,7 +132,11 @@ class OnnxExecutors:
         known = self._of(folder)
         weights, sizes = known.weights, self.memory(folder).block_bytes
         more = sum(sizes[block - 1] for block in weights.missing(blocks))
-        weights.make_room([TABLES, *blocks], more_bytes=more, room_bytes=weight_room)
+        others = [one.weights for one in self._models.values() if one is not known]
+        for other in others:
+            other.make_room([], more_bytes=0, room_bytes=0)
+        room = max(0, weight_room - sum(other.bytes for other in others))
+        weights.make_room([TABLES, *blocks], more_bytes=more, room_bytes=room)
         proved = weights.are_proved(blocks)
         stage = OnnxStage(
             folder,
@@ -225,7 +229,7 @@ class OnnxExecutors:
         """
         narrow = kv_item_bytes(manifest.precisions) == 2
         can = narrow and self._provider.has_paged_attention and self._has_float16
-        if not can or self._paged_attention(manifest.model).refusal:
+        if not can or self._attention_of(manifest.model).refusal:
             return PLAIN
         return PAGED_IN_PARTS if self._provider.adds_in_float16 else PAGED
 
@@ -242,7 +246,11 @@ class OnnxExecutors:
 
     def _longest(self, model: ModelConfig, flavour: Flavour) -> int | None:
         """Returns up to how many tokens of a sequence the flavour attends rightly in one step; None: any number."""
-        return None if flavour == PLAIN else self._paged_attention(model).longest
+        return None if flavour == PLAIN else self._attention_of(model).longest
+
+    def _attention_of(self, model: ModelConfig) -> PagedAttention:
+        """Returns what the device can do with this model's heads; probed once for a model in several precisions."""
+        return self._paged_attention(replace(model, name=""))
 
 
 def reference(folder: BlockFolder, block: int) -> OnnxStage:

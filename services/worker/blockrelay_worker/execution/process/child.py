@@ -1,7 +1,7 @@
 """The process that owns a device and does what its worker asks on stdin.
 
-    open   the device and the folder          -> the numerics id of its stages, and the device memory that they take
-    load   blocks and a number of KV pages    -> a stage
+    open   the device and the folders         -> of each the numerics id of its stages, and the memory that they take
+    load   a folder's blocks, and KV pages    -> a stage
     run, export, import, close of a stage     -> what the executor returns
     first_not_finite of a stage               -> the block that made NaN or infinity, and seconds of the blocks up to it
     canary of a stage                         -> done, if it still computes what it computed when it was loaded
@@ -25,7 +25,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO, TypeVar
 
-from blockrelay.block_folder.folder import open_block_folder
+from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError, KnownAnswerMismatch, UsageError
 from blockrelay.exit_codes import BROKEN
 from blockrelay.host.memory import resident_bytes
@@ -61,7 +61,6 @@ class Child:
     def __init__(self, goes_on: Callable[[], None]) -> None:
         """`goes_on` is called after each part of something that may take long."""
         self._goes_on, self._judge = goes_on, Judge()
-        self._folder: Path | None = None
         self._provider: Provider | None = None
         self._memory_at = float("-inf")
         self._executors: OnnxExecutors | AsIsExecutors | None = None
@@ -99,7 +98,7 @@ class Child:
             case "open":
                 return self._open(fields)
             case "load":
-                return self._load(fields["first"], fields["last"], fields["pages"], fields["budget"])
+                return self._load(fields)
             case "run":
                 return self._run(self._stages[fields["stage"]], message)
             case "first_not_finite":
@@ -132,15 +131,16 @@ class Child:
                 raise AssertionError(f"nobody sends {kind}")
 
     def _open(self, fields: Mapping[str, Any]) -> Message:
-        """Opens the device and the folder. Returns the numerics id, the memory that stages take, and the device's
-        name."""
-        folder = self._folder = Path(fields["folder"])
+        """Opens the device and the folders, without loading anything of them. Returns the device's name, and the
+        numerics id of each folder with the memory that its stages take, or why the device never runs its stages. Raises
+        the error for the first folder."""
         self._tries = TryLimits(*fields["tries"])
         # Drivers read the variables of their shader caches when the provider is opened.
         compiled = None if fields["cache"] is None else compiled_graphs(Path(fields["cache"]), os.environ)
         self._provider = open_provider(fields["device"])
         self._provider.compiled, self._provider.threads = compiled, fields["threads"]
-        opened = open_block_folder(folder, blocks=[])
+        first, *others = (Path(folder) for folder in fields["folders"])
+        opened = open_block_folder(first, blocks=[])
         executors = self._executors = (
             OnnxExecutors(self._provider, per_block=fields["per_block"], capture=False if fields["eager"] else None)
             if opened.model.onnx_blocks is None
@@ -151,22 +151,24 @@ class Child:
                 tries=self._tries,
             )
         )
-        answer = {
-            "numerics": executors.numerics_id(opened.manifest),
-            "memory": asdict(executors.memory(opened)),
-            "card": self._provider.card,
-        }
-        return Message("opened", answer)
+        about = [_about(executors, opened)]
+        for other in others:
+            try:
+                about.append(_about(executors, open_block_folder(other, blocks=[])))
+            except (BlockFolderError, UsageError, KnownAnswerMismatch) as error:
+                about.append({"refused": str(error)})
+        return Message("opened", {"card": self._provider.card, "folders": about})
 
-    def _load(self, first: int, last: int, pages: int, budget: int | None) -> Message:
-        """Loads blocks `first..last` with `pages` KV pages and some more for canaries. `budget`: bytes for all weights
-        and pages on the device; None: unknown. Weights of closed stages stay in what the budget leaves; without a
-        budget they stay until the next stage is loaded."""
-        assert self._executors is not None and self._folder is not None, "it was opened"
-        executors, pages = self._executors, pages + PAGES_NEEDED
-        opened = open_block_folder(self._folder, blocks=[])
+    def _load(self, fields: Mapping[str, Any]) -> Message:
+        """Loads blocks `first..last` of `folder` with `pages` KV pages and some more for canaries. `budget`: bytes for
+        all weights and pages on the device; None: unknown. Weights of closed stages stay in what the budget leaves;
+        without a budget they stay until the next stage is loaded. Those of another folder do not stay."""
+        assert self._executors is not None, "it was opened"
+        executors, path, budget = self._executors, Path(fields["folder"]), fields["budget"]
+        first, last, pages = fields["first"], fields["last"], fields["pages"] + PAGES_NEEDED
+        opened = open_block_folder(path, blocks=[])
         here = executors.resident(opened, first, last)
-        folder = open_block_folder(self._folder, blocks=set(range(first, last + 1)) - here)
+        folder = open_block_folder(path, blocks=set(range(first, last + 1)) - here)
         pools = sum(stage.pool_bytes for stage in self._stages.values())
         pools += pages * executors.memory(opened).page_bytes(Stage(first=first, last=last))
         room = max(0, (budget or 0) - pools)
@@ -189,8 +191,8 @@ class Child:
             | _recorded(stage)
             | self._memory()
         )
-        fields = {"stage": number, "pages": pages, "details": dict(stage.details), "figures": figures}
-        return Message("loaded", fields | limits)
+        answer = {"stage": number, "pages": pages, "details": dict(stage.details), "figures": figures}
+        return Message("loaded", answer | limits)
 
     def _tried(self, what: str, work: Callable[[], T]) -> T:
         """Returns what `work` returns, after as many tries as the limits allow. Raises the error of the last one."""
@@ -246,6 +248,12 @@ class Child:
         result = output.logits if output.hidden is None else output.hidden
         assert result is not None
         return Message("ran", about, [result])
+
+
+def _about(executors: OnnxExecutors | AsIsExecutors, folder: BlockFolder) -> dict[str, Any]:
+    """Returns the numerics id of stages of the folder, and the fields of the `DeviceMemory` that they take. Raises what
+    the executors raise for a folder whose stages they cannot run."""
+    return {"numerics": executors.numerics_id(folder.manifest), "memory": asdict(executors.memory(folder))}
 
 
 def _batch(stage: OnnxStage | AsIsStage, message: Message) -> Batch:

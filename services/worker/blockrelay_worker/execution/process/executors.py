@@ -4,6 +4,7 @@ replaced."""
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import ClassVar
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.errors import DeviceFailed, DeviceLost, KnownAnswerMismatch, UsageError
+from blockrelay.observability.logs import get
 from blockrelay_worker.execution.device_memory import DeviceMemory
 from blockrelay_worker.execution.onnx.tries import TRIES, what_next
 from blockrelay_worker.execution.process.device_process import CHILD, CLOSED, DeviceProcess
@@ -62,14 +64,17 @@ class DeviceExecutors:
 
     nondeterministic: ClassVar[bool] = True
 
-    def __init__(self, folder: BlockFolder, gpu: Gpu, *, module: str = CHILD) -> None:
-        """Starts the process, `python -m module`, and opens `folder` on the device.
+    def __init__(
+        self, folder: BlockFolder, gpu: Gpu, *, others: Sequence[BlockFolder] = (), module: str = CHILD
+    ) -> None:
+        """Starts the process, `python -m module`, and opens `folder` on the device, and `others`: the same model in
+        other precisions. Those of `others` that the device refuses are logged, and not served (`serves`).
 
-        Raises UsageError where this device will never run stages of this folder, and BlockFolderError for a folder that
+        Raises UsageError where this device will never run stages of `folder`, and BlockFolderError for a folder that
         the process cannot open. Raises KnownAnswerMismatch for a device with wrong attention, and DeviceLost or
         DeviceFailed for what may pass. Raises OSError if `gpu.python` cannot be started.
         """
-        self.own, self._folder, self._gpu = gpu.device, folder, gpu
+        self.own, self._folders, self._gpu = gpu.device, (folder, *others), gpu
         self.sharing = Sharing(gpu.stages)
         self._begin = partial(DeviceProcess, python=gpu.python, module=module)
         self._lock = threading.RLock()
@@ -102,21 +107,34 @@ class DeviceExecutors:
         """The reason of the last loss of the device; empty before the first."""
         return self._now.last_loss
 
+    def serves(self, folder: BlockFolder) -> bool:
+        """Returns whether the device that computes now can run stages of a folder given at construction."""
+        return folder.manifest.model_hash in self._now.folders
+
     def numerics_id(self, manifest: Manifest) -> str:
-        """Returns the numerics id that the process computed for the folder. `manifest` must be that folder's."""
-        assert manifest.model_hash == self._folder.manifest.model_hash, "it was opened for another folder"
-        return self._now.numerics
+        """Returns the numerics id that the process computed for a folder. Raises UsageError for a folder that was not
+        opened on this device."""
+        return self._of(manifest).numerics
 
     def memory(self, folder: BlockFolder) -> DeviceMemory:
-        """Returns the memory of the device, as it was before the first stage was loaded. It is measured for the folder
-        given at construction; `folder` is not read."""
-        return self._now.memory
+        """Returns the memory that stages of a folder take, and the budget of the device as it was before the first
+        stage was loaded. Raises UsageError for a folder that was not opened on this device."""
+        return self._of(folder.manifest).memory
+
+    def _of(self, manifest: Manifest) -> "_Folder":
+        now = self._now
+        if (found := now.folders.get(manifest.model_hash)) is None:
+            raise UsageError(
+                f"{now.name} was not opened for {manifest.precision} ({manifest.model_hash[:16]}): start the worker "
+                "again"
+            )
+        return found
 
     @property
     def budget_bytes(self) -> int | None:
         """Bytes that weights and KV pages of all stages may take; None where neither an option nor the device sets a
         limit. The option goes before the device's limit; on another device the smaller one counts."""
-        own, limit = self._now.memory.budget_bytes, self._gpu.budget_bytes
+        own, limit = self._of(self._folders[0].manifest).memory.budget_bytes, self._gpu.budget_bytes
         if limit is not None and own is not None and self._now is not self._home:
             return min(limit, own)  # the limit was set for another device
         return limit or own
@@ -156,9 +174,10 @@ class DeviceExecutors:
         new process has another numerics id. Raises OSError if a new process cannot be started.
         """
         with self.sharing.loading():
-            fields = {"first": first_block, "last": last_block, "pages": pages, "budget": self.budget_bytes}
+            blocks = {"folder": str(folder.root.absolute()), "first": first_block, "last": last_block}
+            fields = {**blocks, "pages": pages, "budget": self.budget_bytes}
             try:
-                process, numerics = self._there()
+                process, numerics = self._there(folder.manifest)
                 loaded = process.ask(Message("load", fields), limit_s=LOAD_LIMIT_S).fields
             except (DeviceFailed, KnownAnswerMismatch) as error:
                 if not self._gpu.quarantine:
@@ -213,9 +232,9 @@ class DeviceExecutors:
     def move_to(self, device: str) -> None:
         """Computes on another device from now on, with another numerics id; closes the process of the one before.
 
-        Raises UsageError or BlockFolderError if that device never runs this folder, KnownAnswerMismatch for wrong
-        attention, DeviceLost or DeviceFailed for what may pass, and OSError if its process cannot be started. Then call
-        `move_to` with another device, or `go_home`.
+        Raises UsageError or BlockFolderError if that device never runs the folder with which the worker started,
+        KnownAnswerMismatch for wrong attention, DeviceLost or DeviceFailed for what may pass, and OSError if its
+        process cannot be started. Then call `move_to` with another device, or `go_home`.
         """
         with self._lock:
             self._count_loss()
@@ -241,9 +260,9 @@ class DeviceExecutors:
         if self._process.lost is not None:
             device.forgiven = self._process.lost.moment
 
-    def _there(self) -> tuple[DeviceProcess, str]:
-        """Returns the process, a new one if it was lost, and its numerics id. Raises UsageError if a new process has
-        another id."""
+    def _there(self, manifest: Manifest) -> tuple[DeviceProcess, str]:
+        """Returns the process, a new one if it was lost, and its numerics id for a folder. Raises UsageError if a new
+        process has another id for any folder, or refuses this one. What it refuses is not served any more."""
         with self._lock:
             self._count_loss()
             lost = self._process.lost
@@ -251,21 +270,23 @@ class DeviceExecutors:
                 self._process, opened = self._opened(self.name)
                 self._restart_reasons.append("slow" if self._slow else "lost")
                 self._slow = False
-                if opened.numerics != self._now.numerics:
-                    before = self._now.numerics
-                    raise UsageError(
-                        f"{self.name} has the numerics id {opened.numerics} now and had {before} before: "
-                        "start the worker again"
-                    )
-            return self._process, self._now.numerics
+                before = self._now.folders
+                for key, folder in opened.folders.items():
+                    if key in before and folder.numerics != before[key].numerics:
+                        raise UsageError(
+                            f"{self.name} has the numerics id {folder.numerics} now and had {before[key].numerics} "
+                            "before: start the worker again"
+                        )
+                self._now.folders = {key: before.get(key, folder) for key, folder in opened.folders.items()}
+            return self._process, self.numerics_id(manifest)
 
     def _opened(self, device: str) -> tuple[DeviceProcess, "_Opened"]:
-        """Returns a process that has opened the folder on `device`, and its figures."""
+        """Returns a process that has opened the folders on `device`, and its figures."""
         process = self._process = self._begin(device)
         gpu = self._gpu
         fields = {
             "device": device,
-            "folder": str(self._folder.root.absolute()),
+            "folders": [str(folder.root.absolute()) for folder in self._folders],
             "per_block": gpu.per_block,
             "cache": None if gpu.cache is None else str(gpu.cache.absolute()),
             "eager": gpu.eager,
@@ -282,8 +303,14 @@ class DeviceExecutors:
         except BaseException:
             process.close()
             raise
-        memory = DeviceMemory(**answer["memory"])
-        return process, _Opened(device, str(answer["card"]), str(answer["numerics"]), memory)
+        found: dict[str, _Folder] = {}
+        for folder, about in zip(self._folders, answer["folders"], strict=True):
+            if refusal := about.get("refused"):
+                get().error("FOLDER_REFUSED", device=device, folder=folder.model_key, error=refusal)
+            else:
+                memory = DeviceMemory(**about["memory"])
+                found[folder.manifest.model_hash] = _Folder(about["numerics"], memory)
+        return process, _Opened(device, str(answer["card"]), found)
 
     def _count_loss(self) -> None:
         """Notes the loss of the process, once, and whether another device may take its work."""
@@ -296,15 +323,22 @@ class DeviceExecutors:
             self._unable = lost.reason
 
 
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """The numerics id of a folder's stages on a device, and the memory that they take there."""
+
+    numerics: str
+    memory: DeviceMemory
+
+
 @dataclass(slots=True)
 class _Opened:
-    """A device, the figures that its process sent when it opened the folder, and the moments of its losses
-    (time.monotonic). `forgiven` is the last loss that no longer counts."""
+    """A device, the figures that its process sent when it opened the folders (by their model's hash), and the moments
+    of its losses (time.monotonic). `forgiven` is the last loss that no longer counts."""
 
     name: str
     card: str
-    numerics: str
-    memory: DeviceMemory
+    folders: Mapping[str, _Folder]
     losses: list[float] = field(default_factory=list[float])
     last_loss: str = ""
     forgiven: float | None = None

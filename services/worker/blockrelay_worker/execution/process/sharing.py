@@ -1,5 +1,5 @@
-"""Shared state of the workers of one device, each with a thread of its own: which stages use its memory, when all of
-them have loaded theirs, and when all have left it."""
+"""Shared state of the workers of one device, each with a thread of its own: which stages use its memory, of which block
+folder, when all of them have loaded theirs, and when all have left it."""
 
 import threading
 import time
@@ -27,6 +27,7 @@ class Sharing:
         self._changed = threading.Condition()
         self._assigned: dict[int, Stage] = {}
         self._loaded: dict[int, tuple[Stage, int]] = {}  # the stage, and the bytes of its KV pages
+        self._folders: dict[int, str] = {}  # keys of the folders whose stages are loaded, or about to be
         self._loading = 0
         self._present: set[int] = set()
         self._leave_at: float | None = None
@@ -34,6 +35,21 @@ class Sharing:
         self.one_waits = threading.Lock()
 
     # --- memory ---
+
+    def takes(self, worker: int, folder: str) -> bool:
+        """Notes that `worker`, which has no stage loaded, will load one of this folder. Returns False, and notes
+        nothing, while another worker has a stage of another folder: the device has memory for one folder at a time."""
+        with self._changed:
+            if any(other != folder for one, other in self._folders.items() if one != worker):
+                return False
+            self._folders[worker] = folder
+            return True
+
+    @property
+    def loaded(self) -> tuple[tuple[Stage, int], ...]:
+        """The stages on the device, each with the bytes of its KV pages."""
+        with self._changed:
+            return tuple(self._loaded.values())
 
     def neighbours(self, worker: int, stage: Stage, should_end: ShouldEnd) -> Neighbours:
         """Returns the other stages on the device, for `worker`, which will load `stage` and has none now. Waits up to
@@ -61,11 +77,14 @@ class Sharing:
         """Notes that the stage of `worker` is no longer on the device."""
         with self._changed:
             self._loaded.pop(worker, None)
+            self._folders.pop(worker, None)
 
     def waits_for_stage(self, worker: int) -> None:
         """Notes that the next stage of `worker` is unknown. A stage that it has loaded stays noted."""
         with self._changed:
             self._assigned.pop(worker, None)
+            if worker not in self._loaded:
+                self._folders.pop(worker, None)
 
     def _known(self) -> set[int]:
         return {*self._assigned, *self._loaded}
@@ -118,6 +137,7 @@ class Sharing:
             if not self._present:
                 end()
                 self._loaded.clear()
+                self._folders.clear()
                 self._leave_at = None
                 self._changed.notify_all()
             while self._leave_at is not None and not should_end():

@@ -1,9 +1,11 @@
 """The retirement of a worker that gets another block folder: it finishes the requests that it has begun, and goes.
 
 Only workers of one numerics id can go on with a request that has tokens. The last ones that form a route stay until no
-such request is left. What is decided here is part of the protocol model, `tests/protocol_model/scripts/retiring.py`.
+such request is left. A request on a GPU may go on under any id, so no script keeps it to this folder: its workers stay
+until it has ended. What is decided here is part of the protocol model, `tests/protocol_model/scripts/retiring.py`.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -15,7 +17,9 @@ from blockrelay_worker.transport.redis_links import Links
 #: Records of unfinished requests that are read at once.
 READ_AT_ONCE = 500
 #: What is read of a request.
-_FIELDS = ("model", "state", "committed", "numerics", "varies", "job", "pages_needed")
+_FIELDS = ("model", "state", "committed", "numerics", "varies", "job", "pages_needed", "route")
+#: More KV pages than any pool has.
+_MORE_THAN_ANY = sys.maxsize
 
 
 class Retirement:
@@ -70,7 +74,8 @@ class Retirement:
     def _pages_needed(self, serving: Sequence[WorkerInfo]) -> int | None:
         """Returns the KV pages of the largest request that can only go on under this worker's numerics id.
 
-        0 where a request runs on this worker and could go on under another one; None where there is neither. A request
+        0 where a request runs on this worker and could go on under another one; None where there is neither. More than
+        any pool has, where one runs on this worker and would go on under any id (a GPU has a part of it). A request
         that may go on elsewhere, since its id had no workers for a while, counts only while `serving` could hold it:
         else no worker would ever take it, and this one would wait in vain.
         """
@@ -81,7 +86,9 @@ class Retirement:
             ask = control.pipeline(transaction=False)
             for request_id in unfinished[first : first + READ_AT_ONCE]:
                 ask.hmget(keys.request(request_id.decode()), *_FIELDS)
-            for model, state, committed, numerics, varies, job, pages in cast(Any, ask.execute()):
+            for model, state, committed, numerics, varies, job, pages, route in cast(Any, ask.execute()):
+                if varies == b"1" and self.worker_id in (route or b"").decode().split(","):
+                    return _MORE_THAN_ANY
                 begun = state == b"running" or int(committed or 0) > 0
                 if model != self._model.encode() or not begun or varies == b"1" or _last(numerics) != self.numerics:
                     continue

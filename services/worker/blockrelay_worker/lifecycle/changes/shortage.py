@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 from blockrelay.observability.logs import get
 from blockrelay.protocol.plan import Stage
-from blockrelay.quantities import format_quantity
 from blockrelay_worker.lifecycle.parts import WorkerParts
 from blockrelay_worker.lifecycle.registration import Registration, StageAssignment
-from blockrelay_worker.policy import FREE_MEMORY_S, PLAN_POLL_S, SHORT_FOR_S, SHORT_PATIENCE_S
+from blockrelay_worker.policy import FREE_MEMORY_S, OUT_OF_MEMORY_TWICE_S, PLAN_POLL_S, SHORT_FOR_S, SHORT_PATIENCE_S
 from blockrelay_worker.transport.redis_links import Stopping
 
 
@@ -33,8 +32,15 @@ class MemoryWatch:
         return self._parts.settings.degrade == "on" and min(needs.values()) < needs[folder]
 
     def ran_out(self, folder: str) -> None:
-        """Notes that the worker, or its device, has run out of memory with this folder (a key)."""
+        """Notes that the worker, or its device for the second time, has run out of memory with this folder (a key)."""
         self._parts.ran_out[folder] = self._clock()
+
+    def device_ran_out(self, folder: str) -> None:
+        """Notes that the device has run out of memory with this folder (a key) while it loaded a stage."""
+        before, now = self._parts.device_ran_out.get(folder), self._clock()
+        self._parts.device_ran_out[folder] = now
+        if before is not None and now - before < OUT_OF_MEMORY_TWICE_S:
+            self.ran_out(folder)
 
     def is_well(self) -> None:
         """Notes that a stage was loaded: what ran out before may be tried again."""
@@ -48,7 +54,7 @@ class MemoryWatch:
         None if the worker's record is gone. Raises Stopping when the process should end, or `given_up` returns True.
         """
         links, since, told, next_s = self._parts.links, self._clock(), "", 0.0
-        while (lack := self._lack(assignment)) is not None:
+        while lack := self._lack(assignment):
             if links.stop.wait(PLAN_POLL_S) or given_up():
                 raise Stopping
             if registration.forgotten():
@@ -63,20 +69,18 @@ class MemoryWatch:
             if told != key:
                 get().warning("MEMORY_LACKS", worker=registration.worker_id, folder=key, reason=lack)
             told, next_s = key, self._clock() + FREE_MEMORY_S
-            registration.tell_shortage(key, self._parts.offers(assignment.blocks), self._parts.free_bytes())
+            free = self._parts.free_bytes(self._parts.folder_of(key))
+            registration.tell_shortage(key, self._parts.offers(assignment.blocks), free)
         if told:
             registration.withdraw_shortage()
         return assignment
 
-    def _lack(self, assignment: StageAssignment) -> str | None:
-        """Returns why memory has no room for a stage, in words; None: it has, or the worker has no smaller folder."""
+    def _lack(self, assignment: StageAssignment) -> str:
+        """Returns why memory has no room for a stage, in words; "": it has, or the worker has no smaller folder."""
         folder, blocks = self._parts.folder_of(assignment.folder), assignment.blocks
         if not self.may_change(folder.model_key, blocks):
-            return None
+            return ""
         at = self._parts.ran_out.get(folder.model_key)
         if at is not None and self._clock() - at < SHORT_FOR_S:
             return "memory ran out with this folder"
-        needed, free = self._parts.least_bytes(folder, blocks), self._parts.free_bytes()
-        if needed <= free:
-            return None
-        return f"{format_quantity(needed, 'B')} are needed and {format_quantity(free, 'B')} are free"
+        return self._parts.lack(folder, blocks)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from blockrelay.errors import BlockFolderError, BlockrelayError, KnownAnswerMismatch
+from blockrelay.errors import BlockFolderError, BlockrelayError, KnownAnswerMismatch, UsageError
 from blockrelay.observability.logs import get
 from blockrelay.protocol.plan import Plan, Stage, WorkerInfo, is_served, succeeded
 from blockrelay.redis.registry import read_workers
@@ -89,7 +89,7 @@ class Succession:
             self._thread.join()
         try:
             made = self._make(place)
-        except BlockFolderError as error:
+        except (BlockFolderError, UsageError) as error:
             self._refuse(place, error)
             return
         if made == "later":

@@ -31,9 +31,9 @@ class OnDevice:
     """The device of the worker `number` of this process. Only this worker's thread uses it.
 
     `number` counts the workers that share `executors`, from 0. `model` is the model's key in Redis. `others` are the
-    devices that may replace this one. Order of calls: `wait`, `join`, `pages`, `has_loaded`, `care`, `is_ready`,
-    `leave`. Whenever the stage is closed, also later, call `has_closed`. Methods that wait for Redis raise Stopping
-    when the process should end meanwhile. Waits for other workers end early then, without an exception.
+    devices that may replace this one. Order of calls: `wait`, `takes`, `join`, `pages`, `has_loaded`, `care`,
+    `is_ready`, `leave`. Whenever the stage is closed, also later, call `has_closed`. Methods that wait for Redis raise
+    Stopping when the process should end meanwhile. Waits for other workers end early then, without an exception.
     """
 
     def __init__(
@@ -71,6 +71,15 @@ class OnDevice:
                 self._executors, self._links, self._metrics.device, self._links.stop, worker_id=worker_id
             )
 
+    def serves(self, folder: BlockFolder) -> bool:
+        """Returns whether the device can run stages of this block folder."""
+        return self._executors.serves(folder)
+
+    def takes(self, folder: BlockFolder) -> bool:
+        """Returns whether a stage of this folder may be loaded: no other worker of the device has one of another
+        folder. The worker itself has closed its own."""
+        return self._sharing.takes(self._number, folder.model_key)
+
     def join(self) -> None:
         """Enters the device before a stage is loaded, until `leave`.
 
@@ -90,6 +99,24 @@ class OnDevice:
         if budget is None:
             return pages_of_host(memory, stage, kv_bytes=kv_bytes, useful=useful, neighbours=neighbours)
         return pages_within(memory, stage, budget_bytes=budget, useful=useful, neighbours=neighbours)
+
+    def check_room(self, folder: BlockFolder, stage: Stage) -> None:
+        """Raises UsageError if the device's budget, without its present stages, has no room for a stage."""
+        if (budget := self._executors.budget_bytes) is not None:
+            pages_within(self._executors.memory(folder), stage, budget_bytes=budget, useful=1)
+
+    def stage_bytes(self, folder: BlockFolder, stage: Stage, pages: int) -> int:
+        """Returns the device memory of a stage with this number of KV pages, or the least number."""
+        memory = self._executors.memory(folder)
+        return memory.weight_bytes(stage) + memory.pool_bytes(stage, max(memory.least_pages, pages))
+
+    def free_bytes(self, folder: BlockFolder) -> int | None:
+        """Returns what the present stages, which are of this folder, leave of the device's budget; None: unknown."""
+        if (budget := self._executors.budget_bytes) is None:
+            return None
+        loaded = self._sharing.loaded
+        weights = self._executors.memory(folder).weight_bytes(*(stage for stage, _ in loaded))
+        return max(0, budget - weights - sum(pool for _, pool in loaded))
 
     def has_loaded(self, stage: Stage, executor: Executor) -> None:
         """Takes over the loaded stage, and connects it with the worker's step clock.
