@@ -1,6 +1,6 @@
 """The process of a device whose provider fails at the runs that FAIL_AT names, with the text of FAIL_TEXT, computes
-wrong numbers from the run WRONG_FROM on, gives NaN in the first row of the runs that NAN_AT names, and takes 150 ms
-instead of 30 from the run SLOW_FROM on, until it is cleaned up if CLEANING_HELPS. Runs count behind the load of a
+wrong numbers from the run WRONG_FROM on, gives NaN in the first row of the runs that NAN_AT names, and takes 90 ms
+instead of 20 from the run SLOW_FROM on, until it is cleaned up if CLEANING_HELPS. Runs count behind the load of a
 stage, from 1. What HANGS_AT names, open or load, it never does, and says so by a file HANGS_FILE; at what DIES_AT names
 it ends, until there is a file DIES_UNTIL. What WRONG_AT names, open or load, shows that it computes wrong numbers. The
 first LOADS_FAIL times that a stage is made fail with FAIL_TEXT, and all on the devices that FAILS_ON names; on those of
@@ -27,7 +27,7 @@ from blockrelay_worker.execution.onnx.stage import OnnxStage
 from blockrelay_worker.execution.process import child
 from blockrelay_worker.execution.process.frames import Message
 
-STEP_S, SLOW_S = 0.03, 0.15
+STEP_S, SLOW_S = 0.02, 0.09
 _run: int | None = None
 _slow_from = float(os.environ.get("SLOW_FROM", "inf"))
 _computed = OnnxStage._computed  # pyright: ignore[reportPrivateUsage]
