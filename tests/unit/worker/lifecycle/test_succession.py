@@ -43,6 +43,7 @@ class PlayedService:
 def old(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> Cell:
     """Workers `a` and `b` of the plan before, which look as often as they are asked."""
     monkeypatch.setattr("blockrelay_worker.lifecycle.changes.succession.LOOK_S", 0.0)
+    monkeypatch.setattr("blockrelay_worker.lifecycle.changes.succession.LOOK_SHARE", 1.0)
     for stage, name in enumerate("ab"):
         cell.worker(name, split="1-2,3-4", stage=stage)
     return cell

@@ -22,6 +22,8 @@ from blockrelay_worker.transport.redis_links import Links, Stopping
 #: Seconds between two looks whether all stages of the plan are served: each reads the records of all workers. With
 #: more than 16 they are further apart, because all of these look.
 LOOK_S = 0.5
+#: Share of its time that a worker may spend on such looks: a worker that retires reads all unfinished requests.
+LOOK_SHARE = 0.1
 
 
 class Service(Protocol):
@@ -107,10 +109,18 @@ class Succession:
         service = self.service
         if self._told or (not self._alone and (service is None or service.is_overtaken or not service.split)):
             return False
-        if time.monotonic() < self._next_look:
+        if (began := time.monotonic()) < self._next_look:
             return False
         workers = read_workers(self._links.control, self._links.keys, self._model)
         self._next_look = time.monotonic() + LOOK_S * max(1.0, len(workers) / 16)
+        try:
+            return self._look(service, plan, workers)
+        finally:
+            took_s = time.monotonic() - began
+            self._next_look = max(self._next_look, time.monotonic() + took_s * (1 / LOOK_SHARE - 1))
+
+    def _look(self, service: Service | None, plan: Plan, workers: Sequence[WorkerInfo]) -> bool:
+        """Does what `is_over` says, by the records of all `workers` of the model."""
         if self._alone:
             if self._retirement.is_complete(plan, workers):
                 self.failure = self._alone
