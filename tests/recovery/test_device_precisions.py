@@ -19,6 +19,7 @@ from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.plan import Stage, WorkerInfo
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.redis.client import connect
+from blockrelay.redis.plan_history import read_history
 from blockrelay.redis.registry import read_workers
 from blockrelay.up_file import read_running
 from blockrelay_converter.convert import convert
@@ -270,6 +271,24 @@ def test_all_stages_of_a_device_change_together(start_system: StartSystem, folde
         assert end is not None and end.reason == "length" and len(tokens) == job.params.max_tokens
         assert not end.fallbacks and "+" not in end.numerics, "no other id went on with it"
         assert end.numerics.startswith(precision)
+    assert_nothing_is_held(system)
+
+
+def test_a_device_that_runs_out_of_memory_twice_gets_a_smaller_precision(
+    start_system: StartSystem, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """And its CPU stand-ins with it, so that both serve one request together."""
+    large = open_block_folder(folders["w8a8"], blocks=[]).model_key
+    python = misbehaving_python(tmp_path, FAILS_OF=large, FAIL_TEXT="CUDA failure 2: out of memory")
+    settings = {"gpu_python": python, "gpu_fallbacks": "", "other_precisions": str(folders["w4a8"]), "degrade": "on"}
+    system = with_gpu(start_system, scheduler_env={"BLOCKRELAY_DEGRADE": "on"}, **settings)
+    wait_until(lambda: all_serve(system, folders["w4a8"], 3), "all have changed", timeout_s=90)
+    origins = [entry.origin for entry in read_history(system.client, system.keys, system.model_key)]
+    assert origins == ["degraded", "settings"]
+    jobs = make_jobs(4, seed=7, vocab=500)
+    system.accept_all(jobs)
+    system.wait_all(jobs)
+    assert all(numerics_at_end(system, job).startswith("w4a8-") for job in jobs)
     assert_nothing_is_held(system)
 
 

@@ -1,11 +1,11 @@
 """The process of a device whose provider fails at the runs that FAIL_AT names, with the text of FAIL_TEXT, computes
 wrong numbers from the run WRONG_FROM on, gives NaN in the first row of the runs that NAN_AT names, and takes 90 ms
 instead of 20 from the run SLOW_FROM on, until it is cleaned up if CLEANING_HELPS. Runs count behind the load of a
-stage, from 1. What HANGS_AT names, open or load, it never does, and says so by a file HANGS_FILE; at what DIES_AT names
-it ends, until there is a file DIES_UNTIL. What WRONG_AT names, open or load, shows that it computes wrong numbers. The
-first LOADS_FAIL times that a stage is made fail with FAIL_TEXT, and all on the devices that FAILS_ON names; on those of
-RUNS_FAIL_ON all runs from FAIL_FROM on do. There are as many devices cpu:0, cpu:1, ... as a test wants, each with
-numerics of its own."""
+stage, from 1. What HANGS_AT names, open or load, it never does, and says so by a file HANGS_FILE; at what DIES_AT
+names it ends, until there is a file DIES_UNTIL. What WRONG_AT names, open or load, shows that it computes wrong
+numbers. The first LOADS_FAIL times that a stage is made fail with FAIL_TEXT, and all on the devices that FAILS_ON
+names, and of the folders whose keys FAILS_OF names; on those of RUNS_FAIL_ON all runs from FAIL_FROM on do. There
+are as many devices cpu:0, cpu:1, ... as a test wants, each with numerics of its own."""
 
 import os
 import re
@@ -81,7 +81,8 @@ def _made_or_not(
 ) -> tuple[OnnxStage, Answers]:
     global _loads_fail
     device = self._provider.device  # pyright: ignore[reportPrivateUsage]
-    if _loads_fail or device in os.environ.get("FAILS_ON", "").split(","):
+    refused = folder.model_key in os.environ.get("FAILS_OF", "").split(",")
+    if _loads_fail or refused or device in os.environ.get("FAILS_ON", "").split(","):
         _loads_fail = max(0, _loads_fail - 1)
         raise RuntimeError(os.environ["FAIL_TEXT"])
     return _made(self, folder, first_block, last_block, pages=pages, weight_room=weight_room)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from blockrelay.protocol.plan import Plan, WorkerInfo, succeeded
+from blockrelay.protocol.plan import CPU, GPU, Plan, WorkerInfo, succeeded
 from blockrelay.protocol.served_folder import ServedFolder
 from blockrelay.redis.plan_history import PlanEntry
 from blockrelay_scheduler.planning.precision_change import check_memory, precisions_of
@@ -94,15 +94,19 @@ def memory_change(
 
 
 def _without_memory(workers: Sequence[WorkerInfo], plan: Plan) -> WorkerInfo | None:
-    """Returns a worker that lacks memory for its part of the plan's folder, if no other worker serves its stage."""
+    """Returns a worker that lacks memory for its part of the plan's folder, if no other one serves its stage.
+
+    A CPU worker counts in the place of another CPU worker alone.
+    """
     wanted = plan.folder or workers[0].model
     for worker in workers:
         stage = plan.assignments.get(worker.id)
         if stage is None or not worker.is_alive or worker.draining or worker.short_of != wanted:
             continue
         if not any(
-            one.state == "ready" and one.folder == wanted and (one.split, one.stage) == (plan.split, stage)
+            (one.split, one.stage, one.folder) == (plan.split, stage, wanted)
             for one in workers
+            if one.state == "ready" and (one.device == GPU or worker.device == CPU)
         ):
             return worker
     return None

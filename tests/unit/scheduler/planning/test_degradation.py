@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from blockrelay.protocol.plan import Plan, WorkerInfo
+from blockrelay.protocol.plan import Device, Plan, WorkerInfo
 from blockrelay.protocol.planned_split import equal_parts
 from blockrelay.protocol.served_folder import ServedFolder
 from blockrelay.redis.plan_history import Origin, PlanEntry
@@ -58,6 +58,13 @@ def test_nothing_changes_while_another_worker_serves_the_stage() -> None:
     assert change([lacking, serving], plan_of([lacking, serving]), SETTINGS) is None
     for gone in (replace(serving, draining=True), replace(serving, silent_ms=10**6), replace(serving, folder=OTHER)):
         assert change([lacking, gone], plan_of([lacking, gone]), SETTINGS) is not None
+
+
+@pytest.mark.parametrize(("device", "standing", "changes"), [("gpu", "cpu", True), ("cpu", "gpu", False)])
+def test_a_cpu_that_stands_in_for_a_gpu_does_not_count(device: Device, standing: Device, changes: bool) -> None:
+    lacking = replace(short("a", free=0), device=device)
+    other = replace(worker("b", 0, folders=FOLDERS), device=standing)
+    assert (change([lacking, other], plan_of([lacking, other]), SETTINGS) is not None) == changes
 
 
 def test_nothing_changes_without_a_smaller_folder_that_all_workers_have() -> None:
