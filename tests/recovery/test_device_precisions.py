@@ -281,7 +281,7 @@ def test_a_device_that_runs_out_of_memory_twice_gets_a_smaller_precision(
     large = open_block_folder(folders["w8a8"], blocks=[]).model_key
     python = misbehaving_python(tmp_path, FAILS_OF=large, FAIL_TEXT="CUDA failure 2: out of memory")
     settings = {"gpu_python": python, "gpu_fallbacks": "", "other_precisions": str(folders["w4a8"]), "degrade": "on"}
-    system = with_gpu(start_system, scheduler_env={"BLOCKRELAY_DEGRADE": "on"}, **settings)
+    system = with_gpu(start_system, None, {"BLOCKRELAY_DEGRADE": "on"}, 1, "cpu", **settings)
     wait_until(lambda: all_serve(system, folders["w4a8"], 3), "all have changed", timeout_s=90)
     origins = [entry.origin for entry in read_history(system.client, system.keys, system.model_key)]
     assert origins == ["degraded", "settings"]
