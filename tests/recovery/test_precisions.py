@@ -16,6 +16,8 @@ from tests.support.models.tiny_model import write_tiny_model
 from tests.support.systems.up_process import UpProcess, run_command, running_up
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.timeout(300)  # beside the systems that say what is right
+
 REQUESTS, TOKENS = 4, 60
 
 
