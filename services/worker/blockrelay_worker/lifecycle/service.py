@@ -95,7 +95,7 @@ class StageService:
             succeeds=self._succeeds,
         )
         try:
-            assignment = registration.wait_for_assignment(lambda: self._links.drain.is_requested, self._may_take)
+            assignment = registration.wait_for_assignment(self._given_up, self._may_take)
         except Stopping:
             if self._succeeds:  # the process goes on
                 registration.leave("")
@@ -105,7 +105,7 @@ class StageService:
             if self._device is None and self._loaded and not self._loaded[0].holds(assignment):
                 self._close_stage()
                 _collect()
-            room_for = self._memory.wait(registration, assignment, lambda: self._links.drain.is_requested)
+            room_for = self._memory.wait(registration, assignment, self._given_up, self._may_take)
             if room_for is None:
                 self._state.on("forgotten")
                 return
@@ -116,6 +116,10 @@ class StageService:
         finally:
             if self._device:
                 self._device.leave()
+
+    def _given_up(self) -> bool:
+        """Returns whether the worker should end instead of waiting for a stage."""
+        return self._links.drain.is_requested
 
     def _may_take(self, assignment: StageAssignment) -> bool:
         """Returns whether a stage may be loaded. A device has stages of one folder at a time: this worker closes its

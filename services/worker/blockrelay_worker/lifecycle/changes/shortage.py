@@ -47,11 +47,16 @@ class MemoryWatch:
         self._parts.ran_out.clear()
 
     def wait(
-        self, registration: Registration, assignment: StageAssignment, given_up: Callable[[], bool]
+        self,
+        registration: Registration,
+        assignment: StageAssignment,
+        given_up: Callable[[], bool],
+        may_take: Callable[[StageAssignment], bool],
     ) -> StageAssignment | None:
         """Returns what to load: `assignment`, or what the plan gives the worker while memory lacks for that.
 
-        None if the worker's record is gone. Raises Stopping when the process should end, or `given_up` returns True.
+        Another stage is returned once `may_take` accepts it. None if the worker's record is gone. Raises Stopping when
+        the process should end, or `given_up` returns True.
         """
         links, since, told, next_s = self._parts.links, self._clock(), "", 0.0
         while lack := self._lack(assignment):
@@ -61,7 +66,7 @@ class MemoryWatch:
                 return None
             place = registration.place() or assignment
             if not place.holds(assignment):
-                assignment = place
+                assignment = place if may_take(place) else assignment
                 continue
             assignment, key = place, self._parts.folder_of(place.folder).model_key
             if self._clock() - since < SHORT_PATIENCE_S or (told == key and self._clock() < next_s):
