@@ -44,9 +44,9 @@ class SchedulerMetrics:
             "1 while the cell serves a smaller precision than it was given, for want of memory (setting degrade)",
         )
         self.memory_changes = make.counter(
-            "blockrelay_precision_changes_total",
-            "Changes of the precision by this scheduler because of memory, by kind: degraded or restored",
-            "kind",
+            "blockrelay_precision_changes",
+            "Changes of the precision by this scheduler because of memory, by kind",
+            kind=("degraded", "restored"),
         )
         self.totals = Totals(registry)
         self.ended = make.gauge("blockrelay_ended_requests", "Requests that have ended and can still be read")

@@ -29,11 +29,16 @@ class Scarce(CpuExecutors):
 
     scarce, failures = "", 0
 
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.made: list[StageExecutor] = []
+
     def load(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> StageExecutor:
         if folder.model_key == self.scarce and self.failures > 0:
             self.failures -= 1
             raise MemoryError
-        return super().load(folder, first_block, last_block, pages=pages)
+        self.made.append(super().load(folder, first_block, last_block, pages=pages))
+        return self.made[-1]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +52,7 @@ class Serving:
     def __init__(self, cell: Cell, folders: tuple[BlockFolder, BlockFolder], free: Path, degrade: str) -> None:
         self.cell, self.stop, self.epoch = cell, threading.Event(), 0
         self.large, self.small = (folder.model_key for folder in folders)
-        self.executors = Scarce(1)
+        self.executors = Scarce()
         self.executors.scarce = self.large
         settings = WorkerSettings.model_validate({
             "host": "h", "model": folders[0].root, "kv_bytes": 1 << 20, "degrade": degrade, "inject_memory": free,
@@ -115,6 +120,8 @@ def serving(cell: Cell, w8a8: BlockFolder, smaller: BlockFolder, tmp_path: Path,
     one.stop.set()
     one.thread.join(20)
     assert not one.thread.is_alive()
+    for executor in one.executors.made:  # a process would end now
+        executor.close()
 
 
 def test_it_says_so_and_loads_the_smaller_folder_that_it_is_given(serving: Serving, tmp_path: Path) -> None:
