@@ -31,6 +31,8 @@ class UpOptions:
     """The block folder."""
     other_precisions: tuple[Path, ...] = ()
     """Folders of the same checkpoint in other precisions."""
+    draft_model: Path | None = None
+    """The block folder of the draft model."""
     blocks: DescribedBlocks | None = None
     """Set if the model is ONNX blocks that are served as they are."""
     planned: PlannedSplit | None = None
@@ -66,6 +68,7 @@ def composed(
     return UpOptions(
         model=blocks.model if blocks else model.model,
         other_precisions=tuple(path.absolute() for path in model.other_precision or ()),
+        draft_model=model.draft_model,
         blocks=blocks,
         gpus=gpus,
         topology=topology,

@@ -16,6 +16,8 @@ from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.execution.page_layout import layout_of, pages_for
 from blockrelay_worker.lifecycle.device.on_device import OnDevice
 from blockrelay_worker.policy import KV_SHARE_OF_ONE_WORKER
+from blockrelay_worker.speculation.draft_guesser import DraftGuesser
+from blockrelay_worker.speculation.loading import load_guesser
 from blockrelay_worker.transport.redis_links import Links
 
 
@@ -35,6 +37,8 @@ class WorkerParts:
     """The device that computes in a process of its own; None: our CPU kernels compute."""
     port: int
     """The port of the worker's status server."""
+    draft: BlockFolder | None = None
+    """The draft model, without its weights, for first stages on our CPU kernels."""
 
     @property
     def model(self) -> str:
@@ -70,7 +74,7 @@ class WorkerParts:
         budget = self.settings.kv_bytes or int(available_bytes() * KV_SHARE_OF_ONE_WORKER)
         if self.device:
             return self.device.pages(folder, blocks, useful=useful, kv_bytes=budget)
-        page_bytes = page_bytes_of(folder, blocks)
+        page_bytes = page_bytes_of(folder, blocks) + self.draft_bytes(blocks, 1, weights=False)
         return useful if page_bytes == 0 else max(2, min(useful, budget // page_bytes))
 
     def fits_beside(self, folder: BlockFolder, blocks: Stage, *, processes: int) -> bool:
@@ -80,8 +84,26 @@ class WorkerParts:
         this machine may need as much at the same moment.
         """
         needed = self.executors.bytes_to_load(folder.manifest, blocks.first, blocks.last)
-        needed += self.pages(folder, blocks) * page_bytes_of(folder, blocks)
+        pages = self.pages(folder, blocks)
+        needed += pages * page_bytes_of(folder, blocks) + self.draft_bytes(blocks, pages)
         return needed <= available_bytes() * BESIDE_SHARE / max(1, processes)
+
+    def draft_bytes(self, blocks: Stage, pages: int, *, weights: bool = True) -> int:
+        """Returns the bytes of the draft model beside a stage with this number of KV pages; 0 beside later stages.
+
+        It has a page for each of them, so that both hold as many tokens. Without `weights` the pages alone.
+        """
+        if self.draft is None or blocks.first != 1:
+            return 0
+        whole = Stage(first=1, last=self.draft.model.blocks)
+        return stage_bytes(self.draft, whole, pages) - (0 if weights else stage_bytes(self.draft, whole, 0))
+
+    def guesser(self, folder: BlockFolder, blocks: Stage, pages: int) -> DraftGuesser | None:
+        """Loads the draft model for a stage of these blocks; None for later stages, and where no guesses are made."""
+        if self.draft is None or blocks.first != 1 or self.settings.speculation == "off" or not folder.manifest.exact:
+            return None
+        fixed, threads = self.settings.draft_tokens, self.settings.threads
+        return load_guesser(self.draft, self.metrics, threads=threads, pages=pages, fixed=fixed)
 
     def offers(self, blocks: Stage | None) -> tuple[ServedFolder, ...]:
         """Returns the folders that the worker can serve, with what a stage of these blocks needs of each, if known."""

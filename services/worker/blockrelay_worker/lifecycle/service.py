@@ -36,6 +36,7 @@ from blockrelay_worker.lifecycle.retirement import Retirement
 from blockrelay_worker.lifecycle.succession import Place, Succession
 from blockrelay_worker.policy import DEVICE_PATIENCE, PAGES_FLUSH_S
 from blockrelay_worker.sampling.row_sampler import sampler_of
+from blockrelay_worker.scheduling.guesses import Guesser
 from blockrelay_worker.states import WORKER, WorkerMachine
 from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.inbox_reader import Reader
@@ -71,6 +72,7 @@ class StageService:
         #: The stages of the model of which it serves one; empty before it has announced that.
         self.split = ""
         self._gives_way = False  # to the worker that it succeeds
+        self._guesser: Guesser | None = None
 
     @property
     def is_overtaken(self) -> bool:
@@ -135,6 +137,7 @@ class StageService:
         try:
             with registration.kept_alive():
                 executor = self._load(assignment)
+                self._guesser = self._parts.guesser(self._folder, assignment.blocks, executor.pool.pages)
         except DeviceLost as lost:
             ended_by_us = self._links.stop.is_set() or lost.reason == MOVED
             if self._device and not ended_by_us:
@@ -240,15 +243,12 @@ class StageService:
             sampler_of(load_kernels(self._settings.threads if role.last_stage else 1)),
             care,
             local.outgoing,
+            self._guesser,
         )
         able, pages, slots = role.capabilities, executor.pool.pages, role.max_requests
+        served = self._served(assignment, pages)
         run_id = registration.announce(
-            assignment,
-            pages=pages,
-            slots=slots,
-            served=self._served(assignment, pages),
-            capabilities=able,
-            local_rows=local.address,
+            assignment, pages=pages, slots=slots, served=served, capabilities=able, local_rows=local.address
         )
         self._state.on("loaded")
         self._metrics.states.show(self._state)
@@ -312,7 +312,7 @@ class StageService:
             "folder": folder.model_key,
             "numerics": self._numerics,
             "folders": folders_to_json(self._parts.offers(blocks)),
-            "held_bytes": stage_bytes(folder, blocks, pages),
+            "held_bytes": stage_bytes(folder, blocks, pages) + self._parts.draft_bytes(blocks, pages),
             "free_bytes": available_bytes(),
         }
 
@@ -343,8 +343,7 @@ class StageService:
         return limit_s * (DEVICE_PATIENCE if self._device else 1)
 
     def _cache(self, role: StageRole, executor: Executor, mailbox: Mailbox[Event]) -> PrefixCache | None:
-        """Returns the cache by which runs share KV pages; None if the settings turn it off, and in a stage of the head,
-        which has no pages."""
+        """Returns the cache by which runs share KV pages; None if the settings turn it off, or without KV pages."""
         if not self._settings.prefix_cache or not executor.layout.layers:
             return None
         store = open_page_store(
