@@ -120,6 +120,7 @@ class DraftModel:
         guessing: list[_Guessing | None] = []
         for run, limit in asked:
             state = self._runs.of(run)
+            state.forget_guesses()
             known = len(run.tokens)
             limit = min(limit, self._context - known)
             able = limit > 0 and not state.is_spoiled and 0 < state.missing <= FEW

@@ -51,6 +51,11 @@ class DraftRun:
             del self.tokens[self.certain :]
         return right, judged
 
+    def forget_guesses(self) -> None:
+        """Drops guesses that no step has verified, with their KV."""
+        self.guessed = ()
+        self.judge()
+
 
 class DraftRuns:
     """The states of all runs, and the pages that they hold in the draft model's pool. One thread uses it."""

@@ -21,6 +21,8 @@ LOSS_SHARE, FIRST_BUDGET_S, MOST_BUDGET_S = 0.004, 0.01, 1.0
 MOST_HALVINGS = 6
 #: Gain of a trial, or expected one, from which on guesses pay; and the gain below which they end.
 PAYS, STAYS = 1.06, 1.03
+#: Seconds per token in a window, as a multiple of those in checks, above which the window ends early.
+SLOWER = 1.05
 #: Share of right guesses that a trial may hope for.
 HOPE = 0.95
 #: Steps of a part of the time without guesses that gives one pace; of a probe, which measures the share of right
@@ -74,7 +76,7 @@ class Window:
 
     @property
     def token_s(self) -> float:
-        """Seconds per token; infinite without tokens."""
+        """Seconds per token; infinite without tokens, as before the first check."""
         return self.seconds / self.tokens if self.tokens else float("inf")
 
 
@@ -139,6 +141,8 @@ def observed(course: Course, interval: Interval, prices: Prices) -> Course:
             return _after_trial(course, interval, prices)
         case "with":
             now = course.now.plus(interval)
+            if now.steps >= FIRST_WINDOW and now.token_s > SLOWER * course.checks.token_s:  # what was before is past
+                return replace(course, phase="check", guesses=0, now=Window(), with_=now, window=FIRST_WINDOW)
             if now.steps < course.window:
                 return replace(course, now=now)
             return replace(course, phase="check", guesses=0, now=Window(), with_=now.behind(course.with_))
