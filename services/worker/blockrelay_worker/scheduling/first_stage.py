@@ -119,7 +119,7 @@ class FirstStageBatcher:
                     drafts=len(draft_tokens),
                 )
             )
-        if self._guesser is None:
+        if self._guesser is None or not work:
             return work
         if not drafts:
             self._guesser.interrupt()
@@ -128,7 +128,8 @@ class FirstStageBatcher:
 
     def _guessed(self, guesser: Guesser, work: list[Work], cost: StepCost, max_rows: int) -> list[Work]:
         """The work of a step of decode tokens, with guesses behind those that have no drafts, as far as they fit."""
-        count = guesser.count(self._runs.all(), cost)
+        if not (count := guesser.count(self._runs.all(), cost)):
+            return work
         rows_left = max_rows - sum(item.rows for item in work)
         asked: dict[int, tuple[Run, int]] = {}
         for index, item in enumerate(work):

@@ -26,6 +26,8 @@ LONGEST_CALL_S = 0.25
 LONG_CALLS = 3
 #: Seconds of all calls before one step in which tokens of before are computed, by expectation; and most such tokens.
 CATCH_UP_S, CATCH_UP_ROWS = 0.05, 256
+#: Calls of each kind that measure what one costs, when the model has been loaded.
+WARM_CALLS = 5
 #: Tokens of before that are computed in the same call as the first guess.
 FEW = 16
 
@@ -85,16 +87,22 @@ class DraftModel:
         return rows * (self.cost.prompt_token_s or 0.0)
 
     def warm_up(self) -> None:
-        """Measures calls of one row and of many, on a page of its own, behind first ones that read the weights."""
-        pages = self._executor.pool.allocate(1)
+        """Measures calls of one row and of many: of several the fastest, since the machine may have other work."""
+        several = [[self._trial_call(rows) for rows in (1, FEW)] for _ in range(WARM_CALLS)]
+        one_s, few_s = (min(seconds) for seconds in zip(*several, strict=True))
+        self.cost, self._long_calls = StepCost(decode_s=one_s, by_tokens={1: one_s}, prompt_token_s=few_s / FEW), 0
+
+    def measure(self) -> float:
+        """Measures a call of one row again, and returns its seconds; without a free page it measures nothing."""
+        return self._trial_call(1) if self._executor.pool.free_pages else 0.0
+
+    def _trial_call(self, rows: int) -> float:
+        began, pages = self._clock(), self._executor.pool.allocate(1)
         try:
-            for rows in (FEW, 1, 0, FEW, FEW, 1, 1, 1):
-                if not rows:
-                    self.cost, self._long_calls = StepCost(), 0
-                    continue
-                self._call([Segment(rows=rows, first_position=0, pages=pages)], [0] * rows, guesses=rows == 1)
+            self._call([Segment(rows=rows, first_position=0, pages=pages)], [0] * rows, guesses=rows == 1)
         finally:
             self._executor.pool.free(pages)
+        return self._clock() - began
 
     def catch_up(self, runs: Sequence[Run]) -> None:
         """Computes tokens that it lacks of these runs, in order, as many as CATCH_UP_S seconds allow."""

@@ -80,6 +80,8 @@ class DraftRuns:
 
         Returns the sums of `DraftRun.judge`.
         """
+        if not self._runs:
+            return 0, 0
         here = {run.request_id: run for run in runs}
         right = judged = 0
         for request_id, state in list(self._runs.items()):

@@ -39,11 +39,12 @@ MEMORY = 0.97
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """What was measured from one step to the next, for all runs together."""
+    """What was measured from one step to the next, or without guesses over several, for all runs together."""
 
     tokens: int
     """New tokens."""
     seconds: float
+    steps: int = 1
     guessed: int = 0
     """Tokens that were guessed for the step."""
     catch_up_s: float = 0.0
@@ -65,7 +66,9 @@ class Window:
     def plus(self, interval: Interval) -> "Window":
         """Returns the sums with another interval."""
         return Window(
-            tokens=self.tokens + interval.tokens, seconds=self.seconds + interval.seconds, steps=self.steps + 1
+            tokens=self.tokens + interval.tokens,
+            seconds=self.seconds + interval.seconds,
+            steps=self.steps + interval.steps,
         )
 
     def behind(self, before: "Window") -> "Window":
@@ -106,6 +109,10 @@ class Course:
     """Trials, and times with guesses, that did not pay since guesses last paid for a long time."""
     idle: int = 0
     """Steps of this probe or trial without a guess."""
+    tried: frozenset[int] = frozenset()
+    """Numbers of guesses that trials since the last probe had."""
+    hopeless: int = 0
+    """Calls of the draft model that only measured again whether a trial has hope, since it had some."""
 
     @property
     def share(self) -> float:
@@ -121,12 +128,40 @@ def begun(course: Course, prices: Prices, *, step_s: float, catch_up_s: float) -
     """
     if course.phase != "without" or course.base_s is None:
         return course
-    if expected_gain(HOPE, best_count(HOPE, prices), prices) < PAYS:
+    if not has_hope(prices):
         return course
     above = prices.steps.get(PROBE_GUESSES, 1.0) - 1 + PROBE_GUESSES * prices.call
     if course.budget_s < PROBE_STEPS * max(0.0, above) * step_s + catch_up_s:
         return course
-    return replace(course, phase="probe", guesses=PROBE_GUESSES, now=Window(), right=0.0, judged=0.0, idle=0)
+    return replace(
+        course,
+        phase="probe",
+        guesses=PROBE_GUESSES,
+        now=Window(),
+        right=0.0,
+        judged=0.0,
+        idle=0,
+        hopeless=0,
+        tried=frozenset(),
+    )
+
+
+def has_hope(prices: Prices) -> bool:
+    """Returns whether guesses would pay at these prices, if as many were right as a trial may hope for."""
+    return expected_gain(HOPE, best_count(HOPE, prices), prices) >= PAYS
+
+
+def is_due(course: Course, call_s: float) -> bool:
+    """Returns whether a call of the draft model, which takes about `call_s` seconds, may measure its price again.
+
+    To be asked where there is no hope: the price may be that of a moment in which the machine had other work.
+    """
+    return course.phase == "without" and course.base_s is not None and course.budget_s >= call_s
+
+
+def remeasured(course: Course, call_s: float) -> Course:
+    """Returns the course after a call that measured the price again, in `call_s` seconds; the next one comes later."""
+    return replace(_charged(course, call_s), hopeless=course.hopeless + 1)
 
 
 def observed(course: Course, interval: Interval, prices: Prices) -> Course:
@@ -161,7 +196,9 @@ def left(course: Course) -> Course:
 
 
 def _after_base(course: Course, interval: Interval) -> Course:
-    saved = course.budget_s + LOSS_SHARE * interval.seconds / 2 ** min(course.failures, MOST_HALVINGS)
+    saved = course.budget_s + LOSS_SHARE * interval.seconds / 2 ** min(
+        course.failures + course.hopeless // 2, MOST_HALVINGS
+    )
     course = replace(course, budget_s=min(MOST_BUDGET_S, saved), now=course.now.plus(interval))
     if course.now.steps < BASE_STEPS or not course.now.tokens:
         return course
@@ -178,20 +215,26 @@ def _after_trial(course: Course, interval: Interval, prices: Prices) -> Course:
     assert course.base_s is not None, "a trial begins behind a pace without guesses"
     now, base_s = course.now, course.base_s
     course = _charged(replace(course, now=Window(), idle=0), now.seconds - now.tokens * base_s)
-    if course.phase == "probe":
-        guesses = best_count(course.share, prices)
-        if expected_gain(course.share, guesses, prices) < PAYS:
-            return _failed(course)
-        return replace(course, phase="trial", guesses=guesses)
-    if now.token_s * PAYS > base_s:
-        return _failed(course)
+    if course.phase == "probe" or now.token_s * PAYS > base_s:
+        return _tried_next(course, prices)
     return replace(course, phase="with", window=FIRST_WINDOW, with_=Window(), checks=Window())
+
+
+def _tried_next(course: Course, prices: Prices) -> Course:
+    """Returns the course with a trial of the number of guesses that is the best one by now; failed without hope in it.
+
+    Larger steps may have taken longer than was expected before the first ones were measured.
+    """
+    guesses = best_count(course.share, prices)
+    if guesses in course.tried or expected_gain(course.share, guesses, prices) < PAYS:
+        return _failed(course)
+    return replace(course, phase="trial", guesses=guesses, now=Window(), tried=course.tried | {guesses})
 
 
 def _after_check(course: Course, prices: Prices) -> Course:
     if course.with_.token_s * STAYS > course.checks.token_s:
         lost = course.with_.seconds - course.with_.tokens * course.checks.token_s
-        return _failed(_charged(replace(course, base_s=course.checks.token_s), lost))
+        return _tried_next(_charged(replace(course, base_s=course.checks.token_s), lost), prices)
     window = min(LONGEST_WINDOW, 2 * course.window)
     failures = 0 if window == LONGEST_WINDOW else course.failures
     return replace(
