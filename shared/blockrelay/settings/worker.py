@@ -89,6 +89,14 @@ class WorkerSettings(Settings):
     max_rows: int = Field(default=512, ge=1, description="most tokens of one batch: decode steps plus prompt chunks")
     step_target_s: float = Field(default=0.5, gt=0, description="seconds between tokens that prompts may cause")
     speculation: Literal["on", "off"] = Field(default="on", description="speculative decoding (exact precisions)")
+    draft_model: Path | None = Field(
+        default=None,
+        description="block folder of a smaller model with the same tokenizer, which guesses tokens where it pays "
+        "(docs/performance.md); for CPU workers",
+    )
+    draft_tokens: int | None = Field(
+        default=None, ge=0, le=8, description="guesses of the draft model for each token; default: as many as pay"
+    )
     inexact_sharing: Literal["off", "on"] = Field(
         default="off",
         description="on: a GPU with the whole model shares KV pages between requests of a tenant and decodes "

@@ -11,6 +11,7 @@ from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.runs.run import Run
 from blockrelay_worker.scheduling.first_stage import FirstStageBatcher
+from blockrelay_worker.scheduling.guesses import Guesser
 from blockrelay_worker.scheduling.route_members import RouteMembers
 from blockrelay_worker.scheduling.step_cost import StepCost
 from blockrelay_worker.scheduling.work import Work
@@ -24,7 +25,9 @@ from tests.support.worker.stage_role import stage_role
 class Stage:
     """A first stage over blocks 1 to `last` and what it needs; workers a and b are its route."""
 
-    def __init__(self, folder: BlockFolder, cell: Cell, *, last: int, pages: int = 50) -> None:
+    def __init__(
+        self, folder: BlockFolder, cell: Cell, *, last: int, pages: int = 50, guesser: Guesser | None = None
+    ) -> None:
         client, keys, metrics = cell.client, cell.keys, WorkerMetrics(CollectorRegistry())
         self.route = tuple(cell.worker(name, stage=stage) for stage, name in enumerate("ab"))
         for worker_id in self.route:
@@ -40,6 +43,7 @@ class Stage:
             StageSender(links, metrics).full_targets,
             metrics,
             whole_model=self.role.last_stage,
+            guesser=guesser,
         )
 
     def run(self, name: str, tokens: list[int], *, computed: int, **more: Any) -> Run:

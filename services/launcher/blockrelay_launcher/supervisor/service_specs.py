@@ -100,6 +100,10 @@ def workers(layout: ServiceLayout) -> list[ChildProcess]:
         if options.blocks is not None and options.blocks.imported is not None and not spec.gpu:
             own["imported_model"] = options.blocks.imported.folder
         own["gpu"] = spec.gpu or None  # a setting in the environment is for workers that a user starts
+        if spec.gpu:
+            own["draft_model"] = None  # guesses are for our CPU kernels
+        elif options.draft_model is not None:
+            own["draft_model"] = options.draft_model
         if spec.gpu or spec.stages > 1:
             own["gpu_stages"] = spec.stages
         if spec.gpu and options.limits.gpu_memory is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from blockrelay import failpoints
 from blockrelay.auth.api_keys import is_open_to_others
+from blockrelay.block_folder.draft_folder import open_draft
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.block_folder.other_precisions import open_precisions
 from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
@@ -77,6 +78,8 @@ def up(options: UpOptions) -> int:
     failpoints.arm("launcher", settings.failpoint)
     model = open_block_folder(options.model, blocks=[])
     open_precisions(model, options.other_precisions)
+    if options.draft_model is not None:
+        open_draft(options.draft_model, model)
     if options.planned is None:
         options = replace(options, planned=options.topology.first_plan.read(options.model, model.model.blocks))
     assert options.planned is not None

@@ -95,6 +95,14 @@ class ServedModelOptions(MeasuredModelOptions):
         bool,
         flag("--degrade", "With --other-precision: change to a smaller precision where memory lacks, and back again."),
     ] = False
+    draft_model: Annotated[
+        Path | None,
+        option(
+            "PATH",
+            "Smaller model of the same tokenizer: guesses tokens where it pays; same answers.",
+            callback=absolute,
+        ),
+    ] = None
     stand_in: Annotated[
         StandInBy | None,
         option("imported|files", "With --blocks --gpu: what CPU workers compute with; default: imported, if possible."),
@@ -122,6 +130,8 @@ class ServedModelOptions(MeasuredModelOptions):
             raise UsageError("--degrade needs --other-precision, the folder of a smaller precision to change to")
         if self.blocks is not None and self.other_precision:
             raise UsageError("--other-precision is for --model: ONNX blocks have one precision")
+        if self.blocks is not None and self.draft_model is not None:
+            raise UsageError("--draft-model is for --model: no tokens are guessed for ONNX blocks as they are")
         if self.blocks is None and self.sequential:
             raise UsageError("--sequential is for --blocks: other models are cut into stages")
         MeasuredModelOptions.check(self, given)

@@ -33,6 +33,8 @@ class UpOptions:
     """Folders of the same checkpoint in other precisions."""
     degrade: bool = False
     """Whether the system changes to a smaller one of them where memory lacks."""
+    draft_model: Path | None = None
+    """The block folder of the draft model."""
     blocks: DescribedBlocks | None = None
     """Set if the model is ONNX blocks that are served as they are."""
     planned: PlannedSplit | None = None
@@ -69,6 +71,7 @@ def composed(
         model=blocks.model if blocks else model.model,
         other_precisions=tuple(path.absolute() for path in model.other_precision or ()),
         degrade=model.degrade,
+        draft_model=model.draft_model,
         blocks=blocks,
         gpus=gpus,
         topology=topology,

@@ -27,6 +27,7 @@ from blockrelay_worker.policy import EARLY_S, HELD_WAIT_S, IDLE_WAIT_S
 from blockrelay_worker.runs.kv_load import Loaded
 from blockrelay_worker.sampling.row_sampler import Sampler
 from blockrelay_worker.scheduling.first_stage import FirstStageBatcher
+from blockrelay_worker.scheduling.guesses import Guesser
 from blockrelay_worker.scheduling.later_stage import LaterStageBatcher
 from blockrelay_worker.scheduling.route_members import RouteMembers
 from blockrelay_worker.states import WorkerMachine
@@ -64,12 +65,14 @@ class Engine:
         sampler: Sampler,
         care: DeviceCare | None = None,
         local: LocalLinks | None = None,
+        guesser: Guesser | None = None,
     ) -> None:
         """`state` is the worker's state machine. It must be idle when `run` is called, which drives it from then on.
 
         `tokenizer` finds stop strings; None if no request has any. Other threads put events into `mailbox`. `sampler`
         draws tokens, in the last stage. `care` looks after the device between steps, if the device needs that. `local`
-        sends rows to workers of this host through shared memory.
+        sends rows to workers of this host through shared memory. `guesser` guesses tokens ahead, in a first stage; it
+        is closed at the end of `run`.
         """
         self._care = care
         self._state = state
@@ -85,6 +88,7 @@ class Engine:
             self._sender.full_targets,
             metrics,
             whole_model=role.last_stage,
+            guesser=guesser,
         )
         self._later = LaterStageBatcher(role.limits, self._intake.segment)
         self._reports = StepReports(role, links, model.name)
@@ -172,6 +176,7 @@ class Engine:
             self._committer.flush(2.0)
             self._committer.close()
             self._later.clear()
+            self._first.close()
             self.table.clear()
 
     # --- events ---

@@ -86,5 +86,5 @@ class TokenCommits:
         if drafts:
             self._metrics.draft_tokens.inc(drafts)
             self._metrics.accepted_tokens.inc(tokens - 1)
-            if run.first is not None and run.first.drafter is not None:
-                run.first.drafter.verdict(drafts, tokens - 1)
+            if run.first is not None:
+                run.first.judge(drafts, tokens - 1)

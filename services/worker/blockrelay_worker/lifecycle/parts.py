@@ -18,6 +18,8 @@ from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.execution.page_layout import layout_of, pages_for
 from blockrelay_worker.lifecycle.device.on_device import OnDevice
 from blockrelay_worker.policy import KV_SHARE_OF_ONE_WORKER
+from blockrelay_worker.speculation.draft_guesser import DraftGuesser
+from blockrelay_worker.speculation.loading import load_guesser
 from blockrelay_worker.transport.redis_links import Links
 
 #: KV pages of a stage on our CPU kernels at least: its known answers take two.
@@ -44,6 +46,8 @@ class WorkerParts:
     """When memory last ran out (monotonic), by key of the block folder; see `MemoryWatch`."""
     device_ran_out: dict[str, float] = field(default_factory=dict[str, float])
     """When the device last ran out of memory in a load (monotonic), by key of the block folder."""
+    draft: BlockFolder | None = None
+    """The draft model, without its weights, for first stages on our CPU kernels."""
 
     @property
     def model(self) -> str:
@@ -85,7 +89,7 @@ class WorkerParts:
         budget = self.settings.kv_bytes or int(self._free_on_machine() * KV_SHARE_OF_ONE_WORKER)
         if self.device:
             return self.device.pages(folder, blocks, useful=useful, kv_bytes=budget)
-        page_bytes = page_bytes_of(folder, blocks)
+        page_bytes = page_bytes_of(folder, blocks) + self.draft_bytes(blocks, 1, weights=False)
         return useful if page_bytes == 0 else max(LEAST_PAGES, min(useful, budget // page_bytes))
 
     def fits_beside(self, folder: BlockFolder, blocks: Stage, *, processes: int) -> bool:
@@ -97,8 +101,26 @@ class WorkerParts:
         if self.device:
             return False
         needed = self.executors.bytes_to_load(folder.manifest, blocks.first, blocks.last)
-        needed += self.pages(folder, blocks) * page_bytes_of(folder, blocks)
+        pages = self.pages(folder, blocks)
+        needed += pages * page_bytes_of(folder, blocks) + self.draft_bytes(blocks, pages)
         return needed <= self._free_on_machine() * BESIDE_SHARE / max(1, processes)
+
+    def draft_bytes(self, blocks: Stage, pages: int, *, weights: bool = True) -> int:
+        """Returns the bytes of the draft model beside a stage with this number of KV pages; 0 beside later stages.
+
+        It has a page for each of them, so that both hold as many tokens. Without `weights` the pages alone.
+        """
+        if self.draft is None or blocks.first != 1:
+            return 0
+        whole = Stage(first=1, last=self.draft.model.blocks)
+        return stage_bytes(self.draft, whole, pages) - (0 if weights else stage_bytes(self.draft, whole, 0))
+
+    def guesser(self, folder: BlockFolder, blocks: Stage, pages: int) -> DraftGuesser | None:
+        """Loads the draft model for a stage of these blocks; None for later stages, and where no guesses are made."""
+        if self.draft is None or blocks.first != 1 or self.settings.speculation == "off" or not folder.manifest.exact:
+            return None
+        fixed, threads = self.settings.draft_tokens, self.settings.threads
+        return load_guesser(self.draft, self.metrics, threads=threads, pages=pages, fixed=fixed)
 
     def lack(self, folder: BlockFolder, blocks: Stage) -> str:
         """Returns why memory has no room for a stage's weights and the fewest KV pages, in words; "": it has.
@@ -112,7 +134,8 @@ class WorkerParts:
                 return str(error)
             return ""
         needed = self.executors.bytes_to_load(folder.manifest, blocks.first, blocks.last)
-        needed, free = needed + LEAST_PAGES * page_bytes_of(folder, blocks), self._free_on_machine()
+        needed += LEAST_PAGES * page_bytes_of(folder, blocks) + self.draft_bytes(blocks, LEAST_PAGES)
+        free = self._free_on_machine()
         if needed <= free:
             return ""
         return f"{format_quantity(needed, 'B')} are needed and {format_quantity(free, 'B')} are free"
@@ -135,7 +158,9 @@ class WorkerParts:
 
     def stage_bytes(self, folder: BlockFolder, blocks: Stage, pages: int) -> int:
         """Returns the bytes that a stage takes of the memory that `free_bytes` is about."""
-        return (self.device.stage_bytes if self.device else stage_bytes)(folder, blocks, pages)
+        if self.device:
+            return self.device.stage_bytes(folder, blocks, pages)
+        return stage_bytes(folder, blocks, pages) + self.draft_bytes(blocks, pages)
 
     def free_bytes(self, folder: BlockFolder) -> int:
         """Returns the free bytes of the device, whose stages are of this folder, where it has a budget; else those of

@@ -33,6 +33,7 @@ from blockrelay_worker.lifecycle.registration import Registration, StageAssignme
 from blockrelay_worker.lifecycle.stage_parts import cache_of, readers_of, role_of
 from blockrelay_worker.policy import DEVICE_PATIENCE, PAGES_FLUSH_S
 from blockrelay_worker.sampling.row_sampler import sampler_of
+from blockrelay_worker.scheduling.guesses import Guesser
 from blockrelay_worker.states import WORKER, WorkerMachine
 from blockrelay_worker.transport.events import Event
 from blockrelay_worker.transport.mailbox import Mailbox
@@ -68,6 +69,7 @@ class StageService:
         self.split = ""
         self._gives_way = False  # to the worker that it succeeds
         self._memory = MemoryWatch(parts)
+        self._guesser: Guesser | None = None
 
     @property
     def is_overtaken(self) -> bool:
@@ -156,6 +158,7 @@ class StageService:
         try:
             with registration.kept_alive():
                 executor = self._load(assignment)
+                self._guesser = self._parts.guesser(self._folder, assignment.blocks, executor.pool.pages)
         except DeviceLost as lost:
             ended_by_us = self._links.stop.is_set() or lost.reason == MOVED
             if self._device and not ended_by_us:
@@ -255,15 +258,12 @@ class StageService:
             sampler_of(load_kernels(self._settings.threads if role.last_stage else 1)),
             care,
             local.outgoing,
+            self._guesser,
         )
         able, pages, slots = role.capabilities, executor.pool.pages, role.max_requests
+        served = self._served(assignment, executor)
         run_id = registration.announce(
-            assignment,
-            pages=pages,
-            slots=slots,
-            served=self._served(assignment, executor),
-            capabilities=able,
-            local_rows=local.address,
+            assignment, pages=pages, slots=slots, served=served, capabilities=able, local_rows=local.address
         )
         self._memory.is_well()
         self._state.on("loaded")

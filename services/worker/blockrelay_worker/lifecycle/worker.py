@@ -37,10 +37,12 @@ class Worker:
         *,
         number: int = 0,
         others: OtherDevices | None = None,
+        draft: BlockFolder | None = None,
     ) -> None:
         """`folders` are the block folder to start with, then the same model in other precisions.
 
-        `number` counts the workers that share `executors`, from 0; `others` may replace the device of these.
+        `number` counts the workers that share `executors`, from 0; `others` may replace the device of these. `draft` is
+        the block folder of the draft model.
         """
         self._stop, folder = stop, folders[0]
         model = settings.served_name(folder.model.name)
@@ -59,6 +61,7 @@ class Worker:
             metrics=metrics,
             device=shared and OnDevice(shared, number, settings, links, metrics, folder.model_key, others),
             port=self._status.port,
+            draft=draft,
         )
         registry.tell_build(numerics=self._parts.numerics(folder))
 

@@ -5,11 +5,13 @@ import threading
 import time
 from dataclasses import replace
 
+from blockrelay.block_folder.draft_folder import open_draft
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.other_precisions import open_precisions
 from blockrelay.errors import BlockrelayError, DeviceFailed, DeviceLost, KnownAnswerMismatch, UsageError
 from blockrelay.exit_codes import BROKEN, complain, exit_code
 from blockrelay.observability.logs import get
+from blockrelay.protocol.plan import GPU
 from blockrelay.settings import WorkerSettings
 from blockrelay_worker.execution.loader import Executors, executors_for, gpu_of
 from blockrelay_worker.execution.process.executors import DeviceExecutors
@@ -79,6 +81,9 @@ class Workers:
         as_they_are = folder.model.onnx_blocks is not None and settings.imported_model is None
         if settings.gpu_stages > 1 and not settings.gpu and not as_they_are:
             raise UsageError("--gpu-stages is for workers with --gpu: without one, start a process for each stage")
+        if settings.draft_model is not None and settings.device == GPU:
+            raise UsageError("draft_model is for workers on CPUs: leave it out here, or --gpu")
+        draft = None if settings.draft_model is None else open_draft(settings.draft_model, folder)
         others = OtherDevices(
             settings.gpu, settings.gpu_fallbacks if settings.gpu else "", python=settings.gpu_python or sys.executable
         )
@@ -88,7 +93,7 @@ class Workers:
         for number, (stop, drain) in enumerate(self._ends):
             port = settings.port and settings.port + number
             own = settings.model_copy(update={"port": port})
-            workers.append(Worker(own, folders, executors, stop, drain, number=number, others=others))
+            workers.append(Worker(own, folders, executors, stop, drain, number=number, others=others, draft=draft))
         return workers
 
     def _opened(self, folders: tuple[BlockFolder, ...], others: OtherDevices) -> Executors:

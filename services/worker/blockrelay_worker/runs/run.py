@@ -27,8 +27,15 @@ class FirstStageState:
     """Makes the drafts; None until the first attempt."""
     drafts: tuple[int, ...] = ()
     """Drafts on their way through the later stages."""
+    by_look_up: bool = True
+    """The drafts of the last step were found in the run's own tokens, and not guessed by a draft model."""
     claimed: float | None = field(default_factory=time.monotonic)
     """When the run was claimed, in seconds of the monotonic clock; None after its first token."""
+
+    def judge(self, drafted: int, accepted: int) -> None:
+        """Tells who looked the drafts up how many of them were right; a draft model learns it in its own way."""
+        if self.drafter is not None and self.by_look_up:
+            self.drafter.verdict(drafted, accepted)
 
     def token_came(self, prefill_time: Histogram) -> None:
         """Observes the seconds since CLAIM at the run's first token; later calls do nothing."""
@@ -230,8 +237,7 @@ class Run:
             return
         assert self.first is not None
         accepted = right_drafts(self.first.drafts, tokens)
-        if self.first.drafter is not None:
-            self.first.drafter.verdict(len(self.first.drafts), accepted)
+        self.first.judge(len(self.first.drafts), accepted)
         self._tokens += tokens
         self.kv.advance_to(self.kv.computed + accepted)
         self.first.drafts = ()
@@ -269,18 +275,24 @@ class Run:
         if not self.params.use_cache:
             self.kv.rewind(0)
 
-    def draft_tokens(self, limit: int) -> list[int]:
-        """Returns at most `limit` draft tokens to follow the last known one (first stage).
+    @property
+    def draft_room(self) -> int:
+        """Number of draft tokens that may follow the last known token at most.
 
-        Returns none for tensor steps, without a KV cache, and if drafts could change the bits of other rows.
+        0 for tensor steps, without a KV cache, and if drafts could change the bits of other rows.
         """
         if self.body.logits != "none" or not self.params.use_cache or not self.may_draft:
+            return 0
+        # The token after the last draft must still be wanted, or the draft was computed in vain.
+        return max(0, min(self.prompt_length + self.params.max_tokens, self.context) - len(self._tokens) - 1)
+
+    def draft_tokens(self, limit: int) -> list[int]:
+        """Returns at most `limit` draft tokens to follow the last known one, looked up in the tokens (first stage)."""
+        if not (room := self.draft_room):
             return []
         assert self.first is not None
         if self.first.drafter is None:
             self.first.drafter = Drafter(known=KnownTokens(self.body.prompt))
-        # The token after the last draft must still be wanted, or the draft was computed in vain.
-        room = min(self.prompt_length + self.params.max_tokens, self.context) - len(self._tokens) - 1
         return self.first.drafter.draft(self._tokens, min(limit, room))
 
     def _check(self) -> None:

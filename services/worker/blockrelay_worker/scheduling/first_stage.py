@@ -1,12 +1,14 @@
 """Makes the batches of a first stage: known tokens without KV, drafts behind them, and KV pages for both."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.runs.run import Run
 from blockrelay_worker.scheduling.batch_policy import Candidate, choose_tokens
+from blockrelay_worker.scheduling.guesses import Guesser
 from blockrelay_worker.scheduling.limits import BatchLimits
 from blockrelay_worker.scheduling.micro_batches import decode_share
 from blockrelay_worker.scheduling.preemption import Holding, claimable_pages, startable, victim
@@ -19,7 +21,8 @@ class FirstStageBatcher:
     """Makes the batches of a first stage. Used by the engine thread only.
 
     `full_workers` returns the ids of workers of the next stage whose inbox is full. With `whole_model` no pages are
-    reserved: runs share those of the pool, and older runs go first.
+    reserved: runs share those of the pool, and older runs go first. `guesser` guesses tokens where a run's own tokens
+    do not suggest any.
     """
 
     def __init__(
@@ -31,10 +34,11 @@ class FirstStageBatcher:
         metrics: WorkerMetrics,
         *,
         whole_model: bool,
+        guesser: Guesser | None = None,
     ) -> None:
         self._runs, self._members, self._metrics = runs, members, metrics
         self._alone = RouteShape(1, limits)
-        self._full_workers, self._whole_model = full_workers, whole_model
+        self._full_workers, self._whole_model, self._guesser = full_workers, whole_model, guesser
 
     def take(self, cost: StepCost) -> list[Work]:
         """Returns the next batch, empty if no run can compute. Gives its runs the pages they need.
@@ -42,6 +46,8 @@ class FirstStageBatcher:
         If too few pages are free, younger runs are preempted with `whole_model`; otherwise the run waits. Without
         `whole_model` it may wait for Redis, and raises Stopping when the process should end meanwhile.
         """
+        if self._guesser is not None:
+            self._guesser.look(self._runs.all())
         runs = {run.request_id: run for run in self._runs.all() if run.missing}
         if not runs:
             return []
@@ -73,6 +79,11 @@ class FirstStageBatcher:
     def claimable_pages(self) -> int:
         """Number of pages that new jobs may take. It has a meaning only with `whole_model`, where runs reserve none."""
         return claimable_pages(self._holdings(self._runs.all()), self._runs.pool.free_pages)
+
+    def close(self) -> None:
+        """Frees what guesses need. No batch may be made afterwards."""
+        if self._guesser is not None:
+            self._guesser.close()
 
     def _work(
         self,
@@ -108,6 +119,30 @@ class FirstStageBatcher:
                     drafts=len(draft_tokens),
                 )
             )
+        if self._guesser is None or not work:
+            return work
+        if not drafts:
+            self._guesser.interrupt()
+            return work
+        return self._guessed(self._guesser, work, cost, limits.max_rows)
+
+    def _guessed(self, guesser: Guesser, work: list[Work], cost: StepCost, max_rows: int) -> list[Work]:
+        """The work of a step of decode tokens, with guesses behind those that have no drafts, as far as they fit."""
+        if not (count := guesser.count(self._runs.all(), cost)):
+            return work
+        rows_left = max_rows - sum(item.rows for item in work)
+        asked: dict[int, tuple[Run, int]] = {}
+        for index, item in enumerate(work):
+            run, limit = item.run, min(count, rows_left, item.run.draft_room)
+            may = limit > 0 and item.samples and not item.drafts and not run.quarantined
+            if may and self._runs.grow(run, len(run.tokens) + limit):
+                asked[index] = (run, limit)
+                rows_left -= limit
+        if asked:
+            for (index, (run, _)), guesses in zip(asked.items(), guesser.guess(list(asked.values())), strict=True):
+                if guesses and run.first is not None:
+                    run.first.by_look_up = False
+                    work[index] = replace(work[index], tokens=[*work[index].tokens, *guesses], drafts=len(guesses))
         return work
 
     def _ready(self, runs: dict[str, Run]) -> list[Run]:
@@ -148,4 +183,6 @@ class FirstStageBatcher:
     def _draft_tokens(self, run: Run, limit: int) -> list[int]:
         """Draft tokens behind the last known token; none if there are no pages for them."""
         draft_tokens = [] if run.quarantined else run.draft_tokens(limit)
+        if draft_tokens and run.first is not None:
+            run.first.by_look_up = True
         return draft_tokens if draft_tokens and self._runs.grow(run, len(run.tokens) + len(draft_tokens)) else []

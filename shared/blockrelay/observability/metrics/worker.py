@@ -139,6 +139,12 @@ class WorkerMetrics:
         self.accepted_tokens = make.counter(
             "blockrelay_worker_spec_decode_num_accepted_tokens", "Draft tokens that were right"
         )
+        self.draft_model_tokens = make.counter(
+            "blockrelay_worker_draft_model_tokens", "Draft tokens that the draft model guessed, as first stage"
+        )
+        self.draft_model_accepted_tokens = make.counter(
+            "blockrelay_worker_draft_model_accepted_tokens", "Draft tokens of the draft model that were right"
+        )
         self.busy_seconds = make.counter(
             "blockrelay_worker_stage_busy_seconds", "Time in which the stage computed and passed on results"
         )

@@ -1,9 +1,12 @@
 """The first stage's batches: groups that keep several stages busy, guesses, and pages that run out."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay_worker.runs.run import Run
 from blockrelay_worker.scheduling.step_cost import StepCost
 from blockrelay_worker.scheduling.work import Work
 from tests.support.cell import Cell
@@ -67,6 +70,59 @@ def test_nobody_is_guessed_for_beside_a_prompt_nor_in_a_tensor_step(pipeline: St
     pipeline.table.drop("long", "long")
     pipeline.table.get("tensors", "tensors").learn([3])  # pyright: ignore[reportOptionalMemberAccess]
     assert [item.drafts for item in pipeline.step(FREE_ROWS) if item.run.request_id == "tensors"] == [0]
+
+
+class Nines:
+    """A guesser that always guesses the token 9, and notes what it was asked."""
+
+    def __init__(self, count: int) -> None:
+        self.given = count
+        self.asked: list[dict[str, int]] = []
+        self.interrupts = 0
+
+    def look(self, runs: Sequence[Run]) -> None:
+        pass
+
+    def count(self, runs: Sequence[Run], cost: StepCost) -> int:
+        return self.given
+
+    def guess(self, asked: Sequence[tuple[Run, int]]) -> list[list[int]]:
+        self.asked.append({run.request_id: limit for run, limit in asked})
+        return [[9] * limit for _, limit in asked]
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_draft_model_is_asked_only_where_look_up_finds_nothing(w8a8: BlockFolder, cell: Cell) -> None:
+    nines = Nines(3)
+    stage = Stage(w8a8, cell, last=5, guesser=nines)
+    repeats = stage.run("repeats", [1, 2, 3, 1, 2], computed=4)
+    stage.run("plain", [5, 6, 7], computed=2)
+    stage.run("short", [5, 6, 8], computed=2, params=SamplingParams(max_tokens=2, temperature=0))
+    stage.run("tensors", [5, 6, 9], computed=2, logits="last")
+    work = {item.run.request_id: item for item in stage.step(FREE_ROWS)}
+    assert nines.asked == [{"plain": 3, "short": 1}]
+    assert list(work["repeats"].tokens) == [2, 3, 1] and repeats.first is not None and repeats.first.by_look_up
+    assert list(work["plain"].tokens) == [7, 9, 9, 9] and work["plain"].drafts == 3 and work["plain"].known_end == 3
+    assert work["plain"].run.first is not None and not work["plain"].run.first.by_look_up
+    assert list(work["short"].tokens) == [8, 9] and work["tensors"].drafts == 0
+
+
+def test_a_draft_model_guesses_within_pages_and_rows_and_not_beside_prompts(w8a8: BlockFolder, cell: Cell) -> None:
+    nines = Nines(8)
+    stage = Stage(w8a8, cell, last=5, pages=3, guesser=nines)
+    stage.run("full", [5] * 15 + [6], computed=15)
+    stage.run("free", [7, 8], computed=1)
+    stage.table.pool.allocate(1)
+    assert {item.run.request_id: item.drafts for item in stage.step()} == {"full": 0, "free": 8}
+    stage = Stage(w8a8, cell, last=5, guesser=nines)
+    stage.run("decodes", [5, 6], computed=1)
+    stage.run("prompt", [7] * 40, computed=0)
+    assert all(not item.drafts for item in stage.step()) and nines.interrupts == 1
 
 
 def test_guesses_never_reach_beyond_what_may_be_generated(pipeline: Stage) -> None:
