@@ -60,6 +60,10 @@ class UsageError(BlockrelayError):
     """A command line, a setting or a checkpoint asks for something impossible."""
 
 
+class NoDeviceMemory(UsageError):
+    """A stage does not fit into the memory that it may use on a device."""
+
+
 class UnsupportedModel(UsageError):
     """The checkpoint needs a feature that Blockrelay lacks. `field` is the field of its config that asks for it."""
 

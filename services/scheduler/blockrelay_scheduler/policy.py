@@ -37,6 +37,9 @@ SLOWDOWN_CHANGE = 0.1
 
 #: Seconds between two looks whether memory asks for another precision: heartbeats tell free memory less often.
 MEMORY_LOOK_S = 1.0
+#: Seconds for which a stage has to be without a worker, for want of memory, before the precision changes: another one
+#: of its workers may be starting again.
+DEGRADE_AFTER_S = 5.0
 #: A cell goes back to a larger precision when memory has room for this many times what it needs: free memory goes up
 #: and down, and each change makes requests wait.
 RESTORE_MARGIN = 1.1

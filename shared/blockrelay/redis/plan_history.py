@@ -23,6 +23,8 @@ from blockrelay.redis.errors import Overtaken
 #: Entries kept for each model.
 KEPT = 100
 Origin = Literal["settings", "apply", "rollback", "measured", "precision", "degraded", "restored"]
+#: The origins of changes that schedulers make because of memory.
+MEMORY: tuple[Origin, ...] = ("degraded", "restored")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

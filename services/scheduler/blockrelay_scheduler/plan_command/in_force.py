@@ -22,7 +22,7 @@ from blockrelay.errors import UsageError
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.plan import parse_split
 from blockrelay.protocol.planned_split import PlannedSplit
-from blockrelay.redis.plan_history import Origin, PlanEntry
+from blockrelay.redis.plan_history import MEMORY, Origin, PlanEntry
 from blockrelay.redis.registry import read_lost_devices, read_workers
 from blockrelay.typed_command import typed
 from blockrelay_scheduler.plan_command.cell import AsJson, Data, DryRun, ModelKey, RedisUrl, Served, enter, served_model
@@ -59,7 +59,7 @@ def rollback(
 ) -> None:
     """Give a running cell a plan that it had before."""
     with served_model(redis, data, model_key) as served:
-        _bring(served, _earlier(served.history, entry).planned, "rollback", dry_run=dry_run, as_json=as_json)
+        _bring(served, _planned_again(served, entry), "rollback", dry_run=dry_run, as_json=as_json)
 
 
 def history(redis: RedisUrl = None, data: Data = None, model_key: ModelKey = None, as_json: AsJson = False) -> None:
@@ -77,17 +77,27 @@ def history(redis: RedisUrl = None, data: Data = None, model_key: ModelKey = Non
 def _earlier(entries: list[PlanEntry], wanted: str | None) -> PlanEntry:
     """Returns the entry to go back to: the one with the id `wanted`, or the newest that differs from the current plan.
 
-    Raises UsageError where there is none. `entries` are the newest first.
+    Changes that memory made count only where they are wanted by their id. Raises UsageError where there is none.
+    `entries` are the newest first.
     """
     if wanted is not None:
         for entry in entries:
             if entry.id == wanted:
                 return entry
         raise UsageError(f"the history has no entry {wanted}: see `{typed('plan history')}`")
-    for entry in entries[1:]:
-        if not entry.planned.serves_as(entries[0].planned):
+    given = [entry for entry in entries if entry.origin not in MEMORY]
+    for entry in given[1:]:
+        if not entry.planned.serves_as(given[0].planned):
             return entry
     raise UsageError("there is no other plan in the history to go back to")
+
+
+def _planned_again(served: Served, wanted: str | None) -> PlannedSplit:
+    """Returns the plan of `_earlier`, in the precision that memory has chosen, unless it was given another one."""
+    entry = _earlier(served.history, wanted)
+    given = next((one for one in served.history if one.origin not in MEMORY), entry)
+    keeps = wanted is None and entry.planned.folder == given.planned.folder
+    return replace(entry.planned, folder=served.folder) if keeps else entry.planned
 
 
 def _bring(served: Served, planned: PlannedSplit, origin: Origin, *, dry_run: bool, as_json: bool) -> None:

@@ -22,9 +22,6 @@ from blockrelay_scheduler.plan_command.cell import AsJson, Data, DryRun, ModelKe
 from blockrelay_scheduler.planning.degradation import Degraded, degraded_from
 from blockrelay_scheduler.planning.precision_change import Precisions, check_change, precisions_of
 
-#: Seconds of the setting `restore_after_s`. Which precision memory took away hardly depends on it.
-RESTORE_S = 300.0
-
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
@@ -40,7 +37,7 @@ def show(
     if context.invoked_subcommand is not None:
         return
     with served_model(redis, data, model_key) as served:
-        _show(_now(served), degraded_from(served.history, first_s=RESTORE_S), as_json=as_json)
+        _show(_now(served), degraded_from(served.history), as_json=as_json)
 
 
 @app.command("set")
@@ -58,7 +55,7 @@ def set_precision(
         workers = read_workers(served.client, served.keys, served.model)
         newest = replace(served.plan, folder=served.folder)
         folder = check_change(workers, newest, served.model, precision)
-        degraded = degraded_from(served.history, first_s=RESTORE_S) is not None
+        degraded = degraded_from(served.history) is not None
         # Setting the precision that memory has chosen keeps it when memory comes back.
         same = folder.key == (served.folder or served.model) and not degraded
         answer: dict[str, Any] = {"precision": folder.precision, "folder": folder.key, "changed": False}
@@ -96,7 +93,7 @@ def _show(now: Precisions, degraded: Degraded | None, *, as_json: bool) -> None:
         for key, folder in sorted(now.available.items(), key=lambda one: one[1].precision)
     ]
     if as_json:
-        answer = {"precisions": rows, "pending": list(now.pending), "degraded_from": original}
+        answer = {"precisions": rows, "pending": list(now.pending), "short": list(now.short), "degraded_from": original}
         typer.echo(json.dumps(answer, indent=1))
         return
     table = Table("precision", "KV pages", "in force", "served by", "folder", title=f"precisions of model {now.model}")
@@ -106,6 +103,8 @@ def _show(now: Precisions, degraded: Degraded | None, *, as_json: bool) -> None:
     Console().print(table)
     if original is not None:
         typer.echo(f"memory lacks for {original}, which comes back when there is room (`precision set` keeps another)")
+    if now.short:
+        typer.echo(f"lack memory for {now.name_of(now.wanted)}: {', '.join(now.short)}")
     if now.pending:
         typer.echo(f"do not serve {now.name_of(now.wanted)} yet: {', '.join(now.pending)}")
 

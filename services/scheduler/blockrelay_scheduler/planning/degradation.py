@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from blockrelay.protocol.plan import CPU, GPU, Plan, WorkerInfo, succeeded
+from blockrelay.protocol.plan import CPU, GPU, Plan, WorkerInfo, is_served
 from blockrelay.protocol.served_folder import ServedFolder
 from blockrelay.redis.plan_history import PlanEntry
-from blockrelay_scheduler.planning.precision_change import check_memory, precisions_of
+from blockrelay_scheduler.planning.precision_change import check_memory, precisions_of, staying
 from blockrelay_scheduler.policy import RESTORE_MARGIN, RESTORE_WAIT_MAX_S
 
 
@@ -42,17 +42,19 @@ class MemoryChange:
     reason: str
 
 
-def degraded_from(history: Sequence[PlanEntry], *, first_s: float) -> Degraded | None:
+def degraded_from(history: Sequence[PlanEntry], *, first_s: float = 300.0) -> Degraded | None:
     """Returns from what a cell with this plan history (newest first) is degraded; None if it is not.
 
-    An operator who changes the precision meanwhile, or sets the present one, ends that. `first_s` is the wait before
-    the first return.
+    An operator who changes the precision meanwhile, or sets the present one, ends that. So does a history that has lost
+    the entry of the precision before. `first_s` is the wait before the first return, by which `times` are counted.
     """
     now: Degraded | None = None
-    times, kept_from_ms, before = 0, 0, ""
+    times, kept_from_ms, before = 0, 0, None
     for entry in reversed(history):
         folder = entry.planned.folder
-        if entry.origin == "degraded":
+        if before is None:
+            pass  # the oldest one: what it changed is not known
+        elif entry.origin == "degraded":
             if now is None:
                 last = Degraded(original=before, since_ms=0, times=max(1, times))
                 has_lasted = entry.at_ms - kept_from_ms > 2000 * last.wait_s(first_s)
@@ -86,19 +88,23 @@ def memory_change(
         return None
     short = _without_memory(workers, plan)
     if short is not None:
-        return _smaller(workers, plan, short)
+        return _smaller(_placed(workers, plan), plan, short)
     degraded = degraded_from(history, first_s=first_s)
     if degraded is None or now_ms - degraded.since_ms < 1000 * degraded.wait_s(first_s):
         return None
-    return _larger(workers, plan, degraded)
+    return _larger(_placed(workers, plan), plan, degraded)
 
 
 def _without_memory(workers: Sequence[WorkerInfo], plan: Plan) -> WorkerInfo | None:
     """Returns a worker that lacks memory for its part of the plan's folder, if no other one serves its stage.
 
-    A CPU worker counts in the place of another CPU worker alone.
+    A CPU worker counts in the place of another CPU worker alone. Nor is there one while routes of the borders before
+    serve the folder: then the borders were moved too far.
     """
     wanted = plan.folder or workers[0].model
+    before = {one.split for one in workers if one.folder == wanted and one.state == "ready"} - {plan.split}
+    if any(is_served(split, [one for one in workers if one.folder == wanted]) for split in before):
+        return None
     for worker in workers:
         stage = plan.assignments.get(worker.id)
         if stage is None or not worker.is_alive or worker.draining or worker.short_of != wanted:
@@ -131,6 +137,8 @@ def _smaller(workers: Sequence[WorkerInfo], plan: Plan, short: WorkerInfo) -> Me
 
 def _larger(workers: Sequence[WorkerInfo], plan: Plan, degraded: Degraded) -> MemoryChange | None:
     """Returns the change to the largest folder up to the original one that memory has room for, with a margin."""
+    if not workers:
+        return None
     model = workers[0].model
     common = {one.key: one for one in _common(workers)}
     present, original = common.get(plan.folder or model), common.get(degraded.original or model)
@@ -150,12 +158,14 @@ def _larger(workers: Sequence[WorkerInfo], plan: Plan, degraded: Degraded) -> Me
     )
 
 
+def _placed(workers: Sequence[WorkerInfo], plan: Plan) -> list[WorkerInfo]:
+    """Returns the workers that stay and have a stage in the plan."""
+    return [one for one in staying(workers) if one.id in plan.assignments]
+
+
 def _common(workers: Sequence[WorkerInfo]) -> list[ServedFolder]:
-    """Returns the folders that all live workers have, as the first of them describes each."""
-    alive = [one for one in workers if one.is_alive and not one.draining]
-    alive = [one for one in alive if one.id not in succeeded(workers)]
-    first = alive[0].folders if alive else ()
-    return [folder for folder in first if all(one.folder_with(folder.key) for one in alive)]
+    """Returns the folders that all `workers` have, as the first of them describes each."""
+    return [folder for folder in workers[0].folders if all(one.folder_with(folder.key) for one in workers)]
 
 
 def _bytes(workers: Sequence[WorkerInfo], folder: ServedFolder) -> int:

@@ -25,6 +25,8 @@ class Precisions:
     """Ids of the workers that serve each folder, by key; also of those that finish their requests first."""
     pending: tuple[str, ...]
     """Ids of the workers that do not serve the wanted folder yet, or still load it."""
+    short: tuple[str, ...]
+    """Ids of those that lack memory for it; they are not pending."""
 
     def name_of(self, key: str) -> str:
         """Returns the precision of a folder; its key where no worker says which it is."""
@@ -47,8 +49,12 @@ def precisions_of(workers: Sequence[WorkerInfo], plan: Plan, model: str) -> Prec
         pending=tuple(
             worker.id
             for worker in alive
-            if worker.folder_with(wanted) and not (worker.ready and worker.folder == wanted) and not worker.draining
+            if worker.folder_with(wanted)
+            and not (worker.ready and worker.folder == wanted)
+            and not worker.draining
+            and worker.state != "short"
         ),
+        short=tuple(worker.id for worker in alive if worker.state == "short"),
     )
 
 
@@ -80,8 +86,7 @@ def check_change(workers: Sequence[WorkerInfo], plan: Plan, model: str, precisio
 
 def check_folder(workers: Sequence[WorkerInfo], folder: ServedFolder) -> None:
     """Raises UsageError, one line, where a live worker does not have the folder, or no memory for its part of it."""
-    leaving = succeeded(workers)
-    serving = [one for one in workers if one.is_alive and not one.draining and one.id not in leaving]
+    serving = staying(workers)
     if lacking := [one for one in serving if one.ready and one.folder_with(folder.key) is None]:
         where = f" on {lacking[0].device_id}" if lacking[0].device_id else ""
         raise UsageError(
@@ -94,6 +99,12 @@ def check_folder(workers: Sequence[WorkerInfo], folder: ServedFolder) -> None:
             f"worker {lack.worker} could not hold its part of {folder.precision}: {lack.where} lacks {lack.bytes} "
             f"bytes ({lacking}) for its weights and KV pages of one request; add memory, or use more machines"
         )
+
+
+def staying(workers: Sequence[WorkerInfo]) -> list[WorkerInfo]:
+    """Returns the live workers that neither drain nor have a successor."""
+    leaving = succeeded(workers)
+    return [one for one in workers if one.is_alive and not one.draining and one.id not in leaving]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +122,11 @@ def check_memory(workers: Sequence[WorkerInfo], folder: ServedFolder, *, margin:
     """Returns what a machine, or a GPU, lacks for its stages of `folder`, once its workers have left theirs.
 
     None: nothing. A stage needs its weights, and KV pages for one request of full length, or as many as it has on its
-    GPU, times `margin`. Counted are workers that serve another folder, and those that lack memory for the one that the
-    plan gives them.
+    GPU, times `margin`. Counted are workers that stay and serve another folder, and those that lack memory for the one
+    that the plan gives them.
     """
     by_place: dict[tuple[str, ...], list[WorkerInfo]] = defaultdict(list)
-    for worker in workers:
+    for worker in staying(workers):
         if worker.short_of or (worker.stage is not None and worker.folder != folder.key):
             device = (worker.device_id, str(worker.pid)) if worker.device == GPU else ()
             by_place[worker.node, *device].append(worker)

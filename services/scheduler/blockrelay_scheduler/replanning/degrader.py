@@ -12,7 +12,7 @@ from blockrelay.redis import plan_history
 from blockrelay.settings import SchedulerSettings
 from blockrelay_scheduler.link import SchedulerLinks
 from blockrelay_scheduler.planning.degradation import MemoryChange, degraded_from, memory_change
-from blockrelay_scheduler.policy import MEMORY_LOOK_S
+from blockrelay_scheduler.policy import DEGRADE_AFTER_S, MEMORY_LOOK_S
 
 
 @dataclass(slots=True)
@@ -27,6 +27,7 @@ class Degrader:
     name: str
     """The scheduler's name, which entries of the history bear."""
     _looked: float = field(default=float("-inf"), init=False)  # monotonic; see MEMORY_LOOK_S
+    _lacking_since: float | None = field(default=None, init=False)  # monotonic; see DEGRADE_AFTER_S
 
     def look(self, workers: Sequence[WorkerInfo], plan: Plan) -> None:
         """Enters the change that is due, if there is one; `plan` is in force. Raises RedisTrouble."""
@@ -37,9 +38,19 @@ class Degrader:
         seconds, micros = cast(Any, self.link.client.time())
         first_s = self.settings.restore_after_s
         change = memory_change(workers, plan, history, now_ms=seconds * 1000 + micros // 1000, first_s=first_s)
-        entered = change is not None and self._enter(change, history[0])
-        is_less = change.origin == "degraded" if entered and change else degraded_from(history, first_s=first_s)
-        self.metrics.degraded.set(int(bool(is_less)))
+        is_less = degraded_from(history, first_s=first_s) is not None
+        if self._is_due(change) and change and self._enter(change, history[0]):
+            is_less = change.origin == "degraded"
+        self.metrics.degraded.set(int(is_less))
+
+    def _is_due(self, change: MemoryChange | None) -> bool:
+        """Returns whether memory has lacked for long enough: a worker that only starts again serves soon."""
+        if change is None or change.origin != "degraded":
+            self._lacking_since = None
+            return change is not None
+        now = time.monotonic()
+        self._lacking_since = self._lacking_since or now
+        return now - self._lacking_since >= DEGRADE_AFTER_S
 
     def _enter(self, change: MemoryChange, newest: plan_history.PlanEntry) -> bool:
         """Enters a change behind the newest entry. Returns False if another entry has come meanwhile."""

@@ -96,6 +96,7 @@ class Steps:
         #: The error that says that the device is gone, with all KV on it; None while it works.
         self.lost: DeviceLost | None = None
         self._without_memory = deque[float](maxlen=2)  # when steps ran out of memory (monotonic)
+        self._step_without_memory = 0  # the number of the last one
         self._doubted = False  # the device computed NaN or infinity: check it with its canary
         self.cost = StepCost()
         self.pace = PaceMeter()
@@ -106,8 +107,8 @@ class Steps:
 
         A failed batch raises nothing: it ends or moves requests, and a device that is gone sets `lost`. ExecutionError
         is raised only if the device works, but cannot read the KV pages of a request that became NaN or infinite, and
-        if there is no memory to draw tokens in. A
-        state machine drives the step: the action of each state returns the event that leads to the next one.
+        if there is no memory to draw tokens in; MemoryError, if the process gets none. A state machine drives the step:
+        the action of each state returns the event that leads to the next one.
         """
         self._number += 1
         self._batches.extend(separated(work))
@@ -116,9 +117,18 @@ class Steps:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the worker should leave its stage: memory ran out twice within OUT_OF_MEMORY_TWICE_S seconds."""
+        """Whether the worker should leave its stage, so that the cell changes to a smaller precision."""
         twice = self._without_memory
         return len(twice) == 2 and twice[1] - twice[0] < OUT_OF_MEMORY_TWICE_S
+
+    def _note_memory(self, *, alone: bool) -> None:
+        """Notes that a batch found no memory; `alone`: it had one request, so that no smaller batch is left to try.
+
+        A device has to fail so in two steps; a CPU is out of memory at once.
+        """
+        if alone and (self._role.device == CPU or self._number != self._step_without_memory):
+            self._step_without_memory = self._number
+            self._without_memory += [time.monotonic()] * (2 if self._role.device == CPU else 1)
 
     def patience_s(self, work: list[Work]) -> float:
         """Seconds after which a step of `work` counts as stuck; at least the role's `step_limit_s`."""
@@ -228,15 +238,12 @@ class Steps:
         self._worker_state.on("failed")
         given_up, again = after_failure(work, error, gpu=self._role.device == GPU)
         if self._role.leaves_without_memory and failure_event(error) == "oom" and not isinstance(error, DeviceLost):
-            self._without_memory.append(time.monotonic())
-            given_up, again = [], again or [work]  # a second time has the worker leave, and all goes on elsewhere
-            if self.out_of_memory:
-                again = []
+            self._note_memory(alone=len(work) == 1)
         if isinstance(error, DeviceLost):
             self._lose(error)
         elif given_up and self._role.device == GPU:
             self._hand_over([item.run for item in given_up], error)
-        elif given_up:
+        elif given_up and not self.out_of_memory:  # else it goes on elsewhere, when the worker has left
             self._endings.fail(given_up[0].run, str(error), "execution_error", error.block, error.seconds)
         self._worker_state.on("recovered")
         self._batches.extendleft(reversed(again))

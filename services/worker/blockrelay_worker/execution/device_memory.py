@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from blockrelay.errors import UsageError
+from blockrelay.errors import NoDeviceMemory
 from blockrelay.protocol.plan import Stage
 from blockrelay_worker.policy import DEVICE_LEFT_BYTES, DEVICE_USED_SHARE
 
@@ -96,8 +96,10 @@ def pages_within(
     It is `useful` at most, but never below `memory.least_pages`. The budget less all weights and the pages of loaded
     stages is shared by the stages that are not loaded yet. Each gets the same number of pages, since a request takes
     equally many in every stage. An unknown stage counts as this one. A stage of the head alone, whose pages have no
-    content, gets `useful`. Raises UsageError with the figures where the weights and the least number of pages, canary
-    pages included, do not fit.
+    content, gets `useful`.
+
+    Raises NoDeviceMemory, with the figures, where the weights and the least number of pages, canary pages included, do
+    not fit.
     """
     coming = [stage, *neighbours.expected, *[stage] * neighbours.unknown]
     others = [*neighbours.expected, *(other for other, _ in neighbours.loaded)]
@@ -111,7 +113,7 @@ def pages_within(
         alone = neighbours == _ALONE
         theirs = taken + least * (together - page_bytes)
         beside = "" if alone else f" together with other stages there, which need {theirs:,}"
-        raise UsageError(
+        raise NoDeviceMemory(
             f"block_{stage.first} to block_{stage.last} need {weights:,} bytes for weights and {least * page_bytes:,} "
             f"for {least if page_bytes else 0} KV pages on {memory.device}, where they may use "
             f"{budget_bytes:,}{beside}: raise --gpu-memory, or cut the model into more stages"

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.errors import UsageError
 from blockrelay.host.memory import available_bytes
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.observability.registry import ServiceRegistry
@@ -125,13 +124,9 @@ class WorkerParts:
     def lack(self, folder: BlockFolder, blocks: Stage) -> str:
         """Returns why memory has no room for a stage's weights and the fewest KV pages, in words; "": it has.
 
-        Weights that this process has loaded need none.
+        Weights that this process has loaded need none. A device says so when it loads the stage.
         """
         if self.device:
-            try:
-                self.device.check_room(folder, blocks)
-            except UsageError as error:
-                return str(error)
             return ""
         needed = self.executors.bytes_to_load(folder.manifest, blocks.first, blocks.last)
         needed += LEAST_PAGES * page_bytes_of(folder, blocks) + self.draft_bytes(blocks, LEAST_PAGES)

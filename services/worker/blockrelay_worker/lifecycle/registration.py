@@ -150,7 +150,8 @@ class Registration:
         before Redis answers.
         """
         fields = {"short_of": folder, "folders": folders_to_json(folders), "free_bytes": free_bytes, "held_bytes": 0}
-        self._links.retry_until_reachable(lambda: self._tell(fields), "announce")
+        # The whole record: one that Redis has lost meanwhile would stay without these fields, and nobody would see it.
+        self._links.retry_until_reachable(lambda: self._tell({**self._fields, **fields}), "announce")
 
     def withdraw_shortage(self) -> None:
         """Removes from the record that memory lacks: the stage is loaded now. Raises what `tell_shortage` raises."""
@@ -211,6 +212,8 @@ class Registration:
         """Writes the record, and deletes the cached fleet so that readers of the registry see the change."""
         both = self._links.control.pipeline(transaction=True)
         both.hset(self._links.keys.worker(self.worker_id), mapping=fields)
+        if "short_of" not in fields:
+            both.hdel(self._links.keys.worker(self.worker_id), "short_of")
         both.delete(self._links.keys.fleet(self._model))
         both.execute()
 

@@ -23,7 +23,7 @@ from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.libraries import shortcoming
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.lifecycle.changes.retirement import Retirement
-from blockrelay_worker.lifecycle.changes.shortage import MemoryWatch
+from blockrelay_worker.lifecycle.changes.shortage import MemoryWatch, is_of_memory
 from blockrelay_worker.lifecycle.changes.succession import Place, Succession
 from blockrelay_worker.lifecycle.device.on_device import MOVED
 from blockrelay_worker.lifecycle.heartbeat import Heartbeat
@@ -163,22 +163,22 @@ class StageService:
             ended_by_us = self._links.stop.is_set() or lost.reason == MOVED
             if self._device and not ended_by_us:
                 self._device.report_loss(lost)
-                if lost.code == "OOM":
+                if lost.code == "OOM" and self._memory.may_change(self._folder.model_key, assignment.blocks):
                     self._memory.device_ran_out(self._folder.model_key)
+                    self._device.forgive()  # it needs no rest, but a smaller folder
             registration.leave(assignment.split)
             self._state.on("device_lost")
             return
-        except MemoryError as error:
+        except Exception as error:
             registration.leave(assignment.split)
-            if not self._memory.may_change(self._folder.model_key, assignment.blocks):
-                self._state.on("failed")
-                raise ExecutionError(_no_memory(self._folder, assignment.blocks)) from error
-            self._runs_out()
-            self._state.on("memory_lacks")
-            return
-        except Exception:
+            may_change = self._memory.may_change(self._folder.model_key, assignment.blocks)
+            if is_of_memory(error) and may_change and not self._succeeds:
+                self._runs_out()
+                self._state.on("memory_lacks")
+                return
             self._state.on("failed")
-            registration.leave(assignment.split)
+            if isinstance(error, MemoryError):
+                raise ExecutionError(_no_memory(self._folder, assignment.blocks)) from error
             raise
         if registration.forgotten():
             self._state.on("forgotten")
@@ -308,9 +308,11 @@ class StageService:
             with self._links.drain.serving():
                 self.split = role.split
                 why = engine.run()
-        except MemoryError as error:
-            if not role.leaves_without_memory:
-                raise ExecutionError(_no_memory(self._folder, assignment.blocks)) from error
+        except (MemoryError, ExecutionError) as error:
+            if not (role.leaves_without_memory and is_of_memory(error)):
+                if isinstance(error, MemoryError):
+                    raise ExecutionError(_no_memory(self._folder, assignment.blocks)) from error
+                raise
             why = OUT_OF_MEMORY
         finally:
             over.set()
@@ -360,7 +362,8 @@ class StageService:
             return None
         here = {worker.pid for worker in workers if worker.node == host_name()}
         folder = self._parts.folder_of(place.folder)
-        if not self._parts.fits_beside(folder, place.blocks, processes=len(here)):
+        ran_out = self._memory.has_run_out(folder.model_key)
+        if ran_out or not self._parts.fits_beside(folder, place.blocks, processes=len(here)):
             if folder.model_key != self._folder.model_key:
                 self._parts.check_alone(folder, place.blocks)
             return None
@@ -376,7 +379,7 @@ def _no_memory(folder: BlockFolder, blocks: Stage) -> str:
     """Returns the line for users about a stage for which memory does not suffice."""
     return (
         f"not enough memory for block_{blocks.first} to block_{blocks.last} in {folder.manifest.precision}: give the "
-        "worker more memory or fewer blocks, or start the system with --degrade and --other-precision"
+        "worker more memory or fewer blocks, or the system a smaller precision with --other-precision and --degrade"
     )
 
 

@@ -70,10 +70,19 @@ def test_a_cpu_that_stands_in_for_a_gpu_does_not_count(device: Device, standing:
 def test_nothing_changes_without_a_smaller_folder_that_all_workers_have() -> None:
     plan = plan_of([short("a", free=0)])
     assert change([short("a", free=0, folders=FOLDERS[:1])], plan, SETTINGS) is None
-    other = replace(worker("b", 0, folders=FOLDERS[:1]), split="1-2,3-4", stage=1)
-    assert change([short("a", free=0), other], plan, SETTINGS) is None
+    other = worker("b", 1, stages=2, folders=FOLDERS[:1])
+    both = [short("a", free=0), other]
+    assert change(both, plan_of(both, stages=2), SETTINGS) is None
+    assert change(both, plan, SETTINGS) is not None, "a worker without a stage has no say"
     assert change([short("a", OTHER, free=0)], plan, SETTINGS) is None, "it lacks memory for a folder of before"
     assert change([], plan, SETTINGS) is None
+
+
+def test_borders_that_ask_too_much_cost_no_precision_while_routes_of_before_serve() -> None:
+    lacking = short("a", free=0)
+    before = [worker(name, stage, stages=2, folders=FOLDERS) for stage, name in enumerate("bc")]
+    assert change([lacking, *before], plan_of([lacking]), SETTINGS) is None
+    assert change([lacking, before[0]], plan_of([lacking]), SETTINGS) is not None
 
 
 def test_the_newest_plan_has_to_be_in_force_first() -> None:
@@ -119,7 +128,8 @@ def test_it_goes_back_after_a_while_and_not_in_the_middle_of_a_change() -> None:
         ([("settings", "", 0), ("degraded", OTHER, 1), ("precision", OTHER, 9)], None, 0),
         ([("settings", "", 0), ("degraded", OTHER, 1), ("rollback", "", 9)], None, 0),
         ([("settings", "", 0), ("precision", OTHER, 1), ("degraded", "third", 9)], OTHER, 300),
-        ([("degraded", OTHER, 1)], "", 300),
+        ([("degraded", OTHER, 1)], None, 0),
+        ([("restored", "third", 1), ("degraded", OTHER, 2)], "third", 300),
     ],
 )
 def test_the_history_tells_from_what_it_is_degraded(

@@ -165,8 +165,8 @@ def test_without_permission_it_ends_with_one_line(serving: Serving, tmp_path: Pa
     serving.planned(serving.large)
     serving.thread.join(20)
     assert str(serving.error) == (
-        "not enough memory for block_1 to block_5 in w8a8: give the worker more memory or fewer blocks, or start the "
-        "system with --degrade and --other-precision"
+        "not enough memory for block_1 to block_5 in w8a8: give the worker more memory or fewer blocks, or the system "
+        "a smaller precision with --other-precision and --degrade"
     )
     assert not read_workers(serving.cell.client, serving.cell.keys, serving.large), "it has left the registry"
 

@@ -7,6 +7,7 @@ and the larger one again when there is room: `blockrelay_scheduler.planning.degr
 import time
 from collections.abc import Callable
 
+from blockrelay.errors import NoDeviceMemory
 from blockrelay.observability.logs import get
 from blockrelay.protocol.plan import Stage
 from blockrelay_worker.lifecycle.parts import WorkerParts
@@ -15,12 +16,17 @@ from blockrelay_worker.policy import FREE_MEMORY_S, OUT_OF_MEMORY_TWICE_S, PLAN_
 from blockrelay_worker.transport.redis_links import Stopping
 
 
+def is_of_memory(error: Exception) -> bool:
+    """Returns whether an error of loading or serving a stage says that memory lacks."""
+    return isinstance(error, MemoryError | NoDeviceMemory) or isinstance(error.__cause__, MemoryError)
+
+
 class MemoryWatch:
     """Whether memory has room for the stages of a worker. One thread uses it.
 
     It finds that memory lacks where weights and the fewest KV pages exceed what is free, and where the worker or its
     device ran out of memory a short while ago. Without a smaller folder of the model, or permission to change to one,
-    it never does.
+    it never does. What is free on a device is not looked at: another device may take the stage.
     """
 
     def __init__(self, parts: WorkerParts, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,6 +47,11 @@ class MemoryWatch:
         self._parts.device_ran_out[folder] = now
         if before is not None and now - before < OUT_OF_MEMORY_TWICE_S:
             self.ran_out(folder)
+
+    def has_run_out(self, folder: str) -> bool:
+        """Returns whether memory ran out with this folder (a key) a short while ago."""
+        at = self._parts.ran_out.get(folder)
+        return at is not None and self._clock() - at < SHORT_FOR_S
 
     def is_well(self) -> None:
         """Notes that a stage was loaded: what ran out before may be tried again."""
@@ -85,7 +96,6 @@ class MemoryWatch:
         folder, blocks = self._parts.folder_of(assignment.folder), assignment.blocks
         if not self.may_change(folder.model_key, blocks):
             return ""
-        at = self._parts.ran_out.get(folder.model_key)
-        if at is not None and self._clock() - at < SHORT_FOR_S:
+        if self.has_run_out(folder.model_key):
             return "memory ran out with this folder"
         return self._parts.lack(folder, blocks)

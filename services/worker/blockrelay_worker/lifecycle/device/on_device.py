@@ -175,6 +175,10 @@ class OnDevice:
         get().warning("STAGE_NOT_LOADED", device=self._executors.name, reason=lost.reason, error=str(lost))
         self._metrics.device_losses.labels(lost.reason).inc()
 
+    def forgive(self) -> None:
+        """Counts no losses so far: the device may be tried at once, and is not in quarantine."""
+        self._executors.forget_losses()
+
     def is_ready(self) -> None:
         """Notes that the stage serves. After a renewal, other devices of the model may be renewed."""
         self._others.serves(self._executors)
