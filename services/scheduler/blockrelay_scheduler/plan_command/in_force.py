@@ -59,7 +59,7 @@ def rollback(
 ) -> None:
     """Give a running cell a plan that it had before."""
     with served_model(redis, data, model_key) as served:
-        _bring(served, _planned_again(served, entry), "rollback", dry_run=dry_run, as_json=as_json)
+        _bring(served, planned_again(served.history, entry), "rollback", dry_run=dry_run, as_json=as_json)
 
 
 def history(redis: RedisUrl = None, data: Data = None, model_key: ModelKey = None, as_json: AsJson = False) -> None:
@@ -92,12 +92,12 @@ def _earlier(entries: list[PlanEntry], wanted: str | None) -> PlanEntry:
     raise UsageError("there is no other plan in the history to go back to")
 
 
-def _planned_again(served: Served, wanted: str | None) -> PlannedSplit:
-    """Returns the plan of `_earlier`, in the precision that memory has chosen, unless it was given another one."""
-    entry = _earlier(served.history, wanted)
-    given = next((one for one in served.history if one.origin not in MEMORY), entry)
+def planned_again(entries: list[PlanEntry], wanted: str | None) -> PlannedSplit:
+    """Returns the plan of `_earlier`; in the precision that memory has chosen, unless it was given another one."""
+    entry = _earlier(entries, wanted)
+    given = next((one for one in entries if one.origin not in MEMORY), entry)
     keeps = wanted is None and entry.planned.folder == given.planned.folder
-    return replace(entry.planned, folder=served.folder) if keeps else entry.planned
+    return replace(entry.planned, folder=entries[0].planned.folder) if keeps else entry.planned
 
 
 def _bring(served: Served, planned: PlannedSplit, origin: Origin, *, dry_run: bool, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from blockrelay.protocol.served_folder import ServedFolder
 from blockrelay.quantities import format_quantity
 from blockrelay.redis.registry import read_plan
 from blockrelay.settings import WorkerSettings
+from blockrelay_worker.execution.cpu.loading import block_bytes
 from blockrelay_worker.execution.fault_injection import salted_id
 from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.execution.page_layout import layout_of, pages_for
@@ -183,8 +184,8 @@ class WorkerParts:
 
 
 def stage_bytes(folder: BlockFolder, blocks: Stage, pages: int) -> int:
-    """Returns the bytes of a stage of these blocks: its weights' files, and this number of KV pages."""
-    weights = sum(folder.manifest.block_file(index).bytes for index in range(blocks.first, blocks.last + 1))
+    """Returns the bytes of a stage of these blocks on a CPU: its weights, and this number of KV pages."""
+    weights = sum(block_bytes(folder.manifest, index) for index in range(blocks.first, blocks.last + 1))
     return weights + pages * page_bytes_of(folder, blocks)
 
 

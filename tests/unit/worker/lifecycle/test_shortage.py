@@ -180,3 +180,15 @@ def test_its_heartbeats_tell_what_it_holds_and_what_is_free(serving: Serving, mo
     serving.cell.client.hset(serving.cell.keys.worker(worker.id), mapping={"free_bytes": 1, "held_bytes": 1})
     wait_until(lambda: (one := serving.worker) is not None and one.free_bytes > 1, "it has told the system's memory")
     assert serving.worker is not None and serving.worker.held_bytes == worker.held_bytes
+
+
+def test_a_successor_that_finds_no_memory_has_its_worker_make_room_first(serving: Serving) -> None:
+    """It would try again and again, and the change would never end."""
+    before = serving.planned(serving.small)
+    wait_until(lambda: serving.serves(serving.small), "it serves the smaller folder")
+    serving.executors.failures = 1
+    serving.planned(serving.large)
+    wait_until(lambda: (one := serving.worker) is not None and one.id != before.id, "it has left its stage")
+    serving.planned(serving.large)
+    wait_until(lambda: serving.serves(serving.large), "it serves the larger one, alone", timeout_s=30)
+    assert serving.executors.failures == 0 and len(serving.executors.made) == 2
