@@ -83,10 +83,10 @@ class Serving:
     @property
     def worker(self) -> WorkerInfo | None:
         found = read_workers(self.cell.client, self.cell.keys, self.large)
-        return found[0] if found else None
+        return found[-1] if found else None
 
     def planned(self, folder: str) -> WorkerInfo:
-        """Gives the worker that is registered now the whole model in `folder`."""
+        """Gives the worker that has registered last the whole model in `folder`."""
         wait_until(lambda: self.worker, "it has registered")
         worker = self.worker
         assert worker is not None
@@ -188,7 +188,10 @@ def test_a_successor_that_finds_no_memory_has_its_worker_make_room_first(serving
     wait_until(lambda: serving.serves(serving.small), "it serves the smaller folder")
     serving.executors.failures = 1
     serving.planned(serving.large)
-    wait_until(lambda: (one := serving.worker) is not None and one.id != before.id, "it has left its stage")
+    wait_until(lambda: (one := serving.worker) is not None and one.succeeds == before.id, "it has a successor")
+    successor = serving.planned(serving.large)
+    gone = {before.id, successor.id}
+    wait_until(lambda: (one := serving.worker) is not None and one.id not in gone, "it has left its stage")
     serving.planned(serving.large)
     wait_until(lambda: serving.serves(serving.large), "it serves the larger one, alone", timeout_s=30)
     assert serving.executors.failures == 0 and len(serving.executors.made) == 2
