@@ -61,6 +61,18 @@ def precision_of(answer: dict[str, Any]) -> str:
     return numerics_of(answer).partition("-")[0]
 
 
+def ask_the_gpu(up: UpProcess, seed: int, precision: str) -> dict[str, Any]:
+    """The answer of a GPU, as soon as the plan says that it takes requests."""
+    answers: list[dict[str, Any]] = []
+
+    def is_of_the_gpu() -> bool:
+        answers.append(ask(up, seed))
+        return numerics_of(answers[-1]).startswith(f"{precision}-cpu-")
+
+    wait_until(is_of_the_gpu, "the GPU takes requests", timeout_s=60)
+    return answers[-1]
+
+
 @pytest.fixture(scope="module")
 def folders(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The tiny model in three precisions."""
@@ -126,7 +138,7 @@ def is_over(up: UpProcess, precision: str) -> bool:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers compute slowly, so that requests still run while the precision changes."""
-    monkeypatch.setenv("BLOCKRELAY_INJECT_SPEED", "0.03")
+    monkeypatch.setenv("BLOCKRELAY_INJECT_SPEED", "0.06")
     monkeypatch.setenv("BLOCKRELAY_NUMERICS_WAIT_S", "1")
 
 
@@ -154,12 +166,12 @@ def test_requests_on_a_gpu_end_in_the_precision_in_which_they_began(
         assert any("-cpu-" in numerics_of(one.result()) for one in before), "the GPU had some"
         shown = command(up)
         assert [one["precision"] for one in shown["precisions"] if one["in_force"]] == ["w4a8"] and not shown["pending"]
-        assert numerics_of(ask(up, 0)).startswith("w4a8-cpu-"), "and takes requests again"
+        ask_the_gpu(up, 0, "w4a8")
         done = run_command("plan", "rollback", "--data", up.data)
         assert done.returncode == 0, done
         wait_until(lambda: is_over(up, "w8a8"), "and back", timeout_s=90)
-        answer = ask(up, 1)
-        assert numerics_of(answer).startswith("w8a8-cpu-") and tokens_of(answer) == alone[numerics_of(answer)][1]
+        answer = ask_the_gpu(up, 1, "w8a8")
+        assert tokens_of(answer) == alone[numerics_of(answer)][1]
         up.assert_nothing_is_ownerless()
 
 
@@ -173,7 +185,22 @@ def test_a_precision_for_which_a_gpu_lacks_memory_is_refused(folders: dict[str, 
         done = run_command("precision", "set", "fp32", "--data", up.data)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
         assert "could not hold its part of fp32: cpu of " in done.stderr
-        assert is_over(up, "w4a8") and numerics_of(ask(up, 0)).startswith("w4a8-cpu-")
+        assert is_over(up, "w4a8")
+        ask_the_gpu(up, 0, "w4a8")
+
+
+def test_stages_that_fit_on_a_gpu_only_alone_get_a_smaller_precision(folders: dict[str, Path], tmp_path: Path) -> None:
+    memory = OnnxExecutors(CpuProvider()).memory(open_block_folder(folders["w8a8"], blocks=[]))
+    stages = [Stage(first=1, last=3), Stage(first=4, last=5)]
+    needed = memory.weight_bytes(*stages) + sum(memory.pool_bytes(one, memory.least_pages) for one in stages)
+    options = ["--other-precision", str(folders["w4a8"]), "--degrade", "--stages", "2", "--stage-devices", "gpu,gpu"]
+    with running_up(folders["w8a8"], *options, "--gpu", "cpu", "--gpu-memory", str(needed - 1), data=tmp_path) as up:
+        wait_until(
+            lambda: [one.served.precision for one in on_gpus(up) if one.served] == ["w4a8"] * 2,
+            "the GPU serves both stages in the smaller one",
+            timeout_s=90,
+        )
+        ask_the_gpu(up, 0, "w4a8")
 
 
 def set_precision(system: System, precision: str) -> None:

@@ -69,18 +69,22 @@ class MemoryWatch:
         Another stage is returned once `may_take` accepts it. None if the worker's record is gone. Raises Stopping when
         the process should end, or `given_up` returns True.
         """
-        links, since, told, next_s = self._parts.links, self._clock(), "", 0.0
-        while lack := self._lack(assignment):
+        links, since, told, next_s, has_left = self._parts.links, self._clock(), "", 0.0, False
+        while (lack := self._lack(assignment)) or (has_left and not may_take(assignment)):
+            if self._parts.device:  # its other workers may load another folder meanwhile
+                self._parts.device.has_closed()
+                has_left = True
             if links.stop.wait(PLAN_POLL_S) or given_up():
                 raise Stopping
             if registration.forgotten():
                 return None
             place = registration.place() or assignment
             if not place.holds(assignment):
-                assignment = place if may_take(place) else assignment
+                if may_take(place):
+                    assignment, has_left = place, False
                 continue
             assignment, key = place, self._parts.folder_of(place.folder).model_key
-            if self._clock() - since < SHORT_PATIENCE_S or (told == key and self._clock() < next_s):
+            if not lack or self._clock() - since < SHORT_PATIENCE_S or (told == key and self._clock() < next_s):
                 continue
             if told != key:
                 get().warning("MEMORY_LACKS", worker=registration.worker_id, folder=key, reason=lack)
