@@ -165,7 +165,8 @@ def _placed(workers: Sequence[WorkerInfo], plan: Plan) -> list[WorkerInfo]:
 
 def _common(workers: Sequence[WorkerInfo]) -> list[ServedFolder]:
     """Returns the folders that all `workers` have, as the first of them describes each."""
-    return [folder for folder in workers[0].folders if all(one.folder_with(folder.key) for one in workers)]
+    first = workers[0].folders if workers else ()
+    return [folder for folder in first if all(one.folder_with(folder.key) for one in workers)]
 
 
 def _bytes(workers: Sequence[WorkerInfo], folder: ServedFolder) -> int:
