@@ -105,13 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def prompts() -> list[list[int]]:
         return [[rng.randrange(10, model.vocab_size) for _ in range(chosen.context)] for _ in range(chosen.streams)]
 
-    folders = [folder for folder in (chosen.other_precision, chosen.model) if chosen.other_precision]
+    folders = [chosen.other_precision, chosen.model] if chosen.other_precision else []
     options += ["--other-precision", str(chosen.other_precision)] if folders else []
     with running(chosen.model, 2, ["--stages", "2", *options], patience_s=chosen.patience) as system:
         changes = [["precision", "set", open_block_folder(folder, blocks=[]).model_key] for folder in folders]
-        for name, stages in (("other.json", other_stages(equal)), ("equal.json", equal)):
+        for name, stages in (("other.json", other_stages(equal)), ("equal.json", equal)) if not folders else ():
             (system.data / name).write_text(plan_text(stages))
-            changes += [] if folders else [["plan", "apply", str(system.data / name)]]
+            changes.append(["plan", "apply", str(system.data / name)])
         rounds: list[tuple[Round, Round]] = []
         for change in islice(cycle(changes), chosen.times):
             asked = prompts()

@@ -102,7 +102,7 @@ def alone(folders: dict[str, Path]) -> Alone:
 
 
 def workers_of(up: UpProcess) -> list[WorkerInfo]:
-    """As Redis has them: quicker than the command, so that what passes soon is seen."""
+    """The registered workers, read from Redis: that is quicker than the command, so that short states are seen."""
     assert up.data is not None
     running = read_running(up.data)
     model = open_block_folder(running.model, blocks=[]).model_key
@@ -280,7 +280,7 @@ def numerics_at_end(system: System, job: Job) -> str:
 
 
 def test_all_stages_of_a_device_change_together(start_system: StartSystem, folders: dict[str, Path]) -> None:
-    """They share its memory, in which two folders may have no room."""
+    """The stages share the memory of the device, in which two folders may have no room."""
     known = str(folders["w4a8"])
     system = with_gpu(start_system, gpu_stages=2, other_precisions=known, inject_speed="0.2")
     before = {one.id for one in on_gpu(system)}

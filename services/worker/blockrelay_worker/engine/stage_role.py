@@ -37,7 +37,7 @@ class StageRole:
     """Stages hand on tensors by name, as ONNX blocks of other makers do, and not hidden rows."""
 
     leaves_without_memory: bool = False
-    """It leaves its stage when steps have run out of memory twice: the cell then changes to a smaller precision."""
+    """Whether the worker leaves its stage when its steps run out of memory, so that the precision may change."""
 
     @property
     def gpu_blocks(self) -> tuple[str, ...]:

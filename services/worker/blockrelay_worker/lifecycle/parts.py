@@ -1,6 +1,6 @@
 """The parts of a worker that outlive its registrations."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.host.memory import available_bytes
@@ -42,10 +42,6 @@ class WorkerParts:
     """The device that computes in a process of its own; None: our CPU kernels compute."""
     port: int
     """The port of the worker's status server."""
-    ran_out: dict[str, float] = field(default_factory=dict[str, float])
-    """When memory last ran out (monotonic), by key of the block folder; see `MemoryWatch`."""
-    device_ran_out: dict[str, float] = field(default_factory=dict[str, float])
-    """When the device last ran out of memory in a load (monotonic), by key of the block folder."""
     draft: BlockFolder | None = None
     """The draft model, without its weights, for first stages on our CPU kernels."""
 

@@ -150,7 +150,7 @@ class Registration:
         before Redis answers.
         """
         fields = {"short_of": folder, "folders": folders_to_json(folders), "free_bytes": free_bytes, "held_bytes": 0}
-        # The whole record: one that Redis has lost meanwhile would stay without these fields, and nobody would see it.
+        # The whole record: if Redis has lost it meanwhile, readers would leave out one without the other fields.
         self._links.retry_until_reachable(lambda: self._tell({**self._fields, **fields}), "announce")
 
     def withdraw_shortage(self) -> None:

@@ -3,7 +3,8 @@
 import gc
 import threading
 import time
-from contextlib import nullcontext, suppress
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Literal
 
@@ -50,10 +51,12 @@ class StageService:
         state: WorkerMachine | None = None,
         loaded: tuple[StageAssignment, Executor] | None = None,
         succeeds: str = "",
+        memory: MemoryWatch | None = None,
     ) -> None:
         """`state` is that of the registration before, and `loaded` the stage that it left loaded.
 
-        `succeeds` is the id of the worker of this process that serves until this one does, if there is one.
+        `succeeds` is the id of the worker of this process that serves until this one does, if there is one. `memory` is
+        that of the registration before.
         """
         self._parts, self._settings, self._folder = parts, parts.settings, parts.folders[0]
         self._executors, self._metrics, self._device = parts.executors, parts.metrics, parts.device
@@ -68,7 +71,7 @@ class StageService:
         #: The stages of the model of which it serves one; empty before it has announced that.
         self.split = ""
         self._gives_way = False  # to the worker that it succeeds
-        self._memory = MemoryWatch(parts)
+        self._memory = memory or MemoryWatch(parts)
         self._guesser: Guesser | None = None
 
     @property
@@ -146,7 +149,8 @@ class StageService:
             _collect()
             last._succession.join()
             last._succession, last = None, successor
-        return StageService(self._parts, state=last._state if last.split else None, loaded=last._loaded)
+        state = last._state if last.split else None
+        return StageService(self._parts, state=state, loaded=last._loaded, memory=self._memory)
 
     def _serves(self, folder: BlockFolder) -> None:
         """Takes the block folder to serve, and the numerics id with it."""
@@ -157,7 +161,8 @@ class StageService:
         """Loads the assigned stage and serves it until the registration or the device is lost, or the drain is over."""
         try:
             with registration.kept_alive():
-                executor = self._load(assignment)
+                with _memory_errors_told(self._folder, assignment.blocks):
+                    executor = self._load(assignment)
                 self._guesser = self._parts.guesser(self._folder, assignment.blocks, executor.pool.pages)
         except DeviceLost as lost:
             ended_by_us = self._links.stop.is_set() or lost.reason == MOVED
@@ -177,8 +182,6 @@ class StageService:
                 self._state.on("memory_lacks")
                 return
             self._state.on("failed")
-            if isinstance(error, MemoryError):
-                raise ExecutionError(_no_memory(self._folder, assignment.blocks)) from error
             raise
         if registration.forgotten():
             self._state.on("forgotten")
@@ -305,13 +308,11 @@ class StageService:
             thread.start()
         _collect()
         try:
-            with self._links.drain.serving():
+            with self._links.drain.serving(), _memory_errors_told(self._folder, assignment.blocks):
                 self.split = role.split
                 why = engine.run()
-        except (MemoryError, ExecutionError) as error:
+        except ExecutionError as error:
             if not (role.leaves_without_memory and is_of_memory(error)):
-                if isinstance(error, MemoryError):
-                    raise ExecutionError(_no_memory(self._folder, assignment.blocks)) from error
                 raise
             why = OUT_OF_MEMORY
         finally:
@@ -367,7 +368,7 @@ class StageService:
             if folder.model_key != self._folder.model_key:
                 self._parts.check_alone(folder, place.blocks)
             return None
-        return StageService(self._parts, succeeds=worker_id)
+        return StageService(self._parts, succeeds=worker_id, memory=self._memory)
 
     def _step_limit_s(self) -> float:
         """Returns the time in seconds after which a step counts as stuck; a device's process ends before the worker."""
@@ -375,12 +376,17 @@ class StageService:
         return limit_s * (DEVICE_PATIENCE if self._device else 1)
 
 
-def _no_memory(folder: BlockFolder, blocks: Stage) -> str:
-    """Returns the line for users about a stage for which memory does not suffice."""
-    return (
-        f"not enough memory for block_{blocks.first} to block_{blocks.last} in {folder.manifest.precision}: give the "
-        "worker more memory or fewer blocks, or the system a smaller precision with --other-precision and --degrade"
-    )
+@contextmanager
+def _memory_errors_told(folder: BlockFolder, blocks: Stage) -> Generator[None]:
+    """Turns a MemoryError raised inside into an ExecutionError with a line for users about this stage."""
+    try:
+        yield
+    except MemoryError as error:
+        raise ExecutionError(
+            f"not enough memory for block_{blocks.first} to block_{blocks.last} in {folder.manifest.precision}: give "
+            "the worker more memory or fewer blocks, or the system a smaller precision with --other-precision and "
+            "--degrade"
+        ) from error
 
 
 def _collect() -> None:

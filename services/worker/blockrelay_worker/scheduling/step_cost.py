@@ -39,6 +39,10 @@ class StepCost:
     prompt_steps: int = 0
     """Number of measurements of prompt tokens."""
 
+    def measured_size(self, tokens: int) -> int | None:
+        """Returns the largest measured size of a step with at most `tokens` decode tokens; None if there is none."""
+        return max((size for size in self.by_tokens if size <= tokens), default=None)
+
 
 def observed(cost: StepCost, *, decode_tokens: int, prompt_tokens: int, seconds: float) -> StepCost:
     """Returns `cost` updated by a step of these tokens that took `seconds`; `decode_tokens` includes drafts.
@@ -47,7 +51,7 @@ def observed(cost: StepCost, *, decode_tokens: int, prompt_tokens: int, seconds:
     keeps only the size of this step.
     """
     if prompt_tokens == 0:
-        size = _size(decode_tokens)
+        size = size_of(decode_tokens)
         kept = cost.by_tokens if (cost.steps + 1) % MEMORY_STEPS else {}
         by_tokens = {**kept, size: smoothed(cost.by_tokens.get(size), seconds)}
         return replace(cost, decode_s=smoothed(cost.decode_s, seconds), by_tokens=by_tokens, steps=cost.steps + 1)
@@ -89,7 +93,7 @@ def patience_s(cost: StepCost, *, decode_tokens: int, prompt_tokens: int, least_
     """
     unknown = max(0, prompt_tokens) if cost.prompt_token_s is None else 0
     expected = 0.0 if cost.prompt_token_s is None else cost.prompt_token_s * prompt_tokens
-    measured = max((size for size in cost.by_tokens if size <= decode_tokens), default=None)
+    measured = cost.measured_size(decode_tokens)
     if measured is not None:  # time grows with the number of tokens at most in proportion
         expected += cost.by_tokens[measured] * decode_tokens / measured
     else:
@@ -104,7 +108,7 @@ def max_drafts(cost: StepCost, decode_tokens: int) -> int:
     0 if there is none, and before a step of `decode_tokens`, rounded down to one of SIZES, was measured. Another step
     size that was never measured is tried as soon as it is next: all smaller ones above `decode_tokens` were measured.
     """
-    alone = cost.by_tokens.get(_size(decode_tokens))
+    alone = cost.by_tokens.get(size_of(decode_tokens))
     if alone is None or decode_tokens == 0:
         return 0
     drafts = 0
@@ -119,5 +123,6 @@ def max_drafts(cost: StepCost, decode_tokens: int) -> int:
     return drafts
 
 
-def _size(tokens: int) -> int:
+def size_of(tokens: int) -> int:
+    """Returns the one of SIZES as which a step of `tokens` decode tokens is timed: the largest that is not above."""
     return max((size for size in SIZES if size <= tokens), default=SIZES[0])

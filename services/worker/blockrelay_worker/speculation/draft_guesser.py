@@ -8,7 +8,7 @@ from blockrelay.observability.logs import get
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.constants import MAX_DRAFTS
 from blockrelay_worker.runs.run import Run
-from blockrelay_worker.scheduling.step_cost import SIZES, StepCost
+from blockrelay_worker.scheduling.step_cost import StepCost, size_of
 from blockrelay_worker.speculation.draft_model import LONGEST_CALL_S, DraftModel
 from blockrelay_worker.speculation.gain import Prices
 from blockrelay_worker.speculation.trials import (
@@ -127,7 +127,7 @@ class DraftGuesser:
         if not decoding or not all(run.is_decoding for run in decoding):  # a prompt is under way, or waits
             self.interrupt()
             return 0
-        level = max((size for size in SIZES if size <= len(decoding)), default=SIZES[-1])
+        level = size_of(len(decoding))
         self._close_interval(now, level)
         if level != self._level and self._level in self._courses:
             self._courses[self._level] = left(self._courses[self._level])
@@ -208,7 +208,7 @@ def prices(cost: StepCost, decoding: int, call_s: float, step_s: float) -> Price
     """
 
     def stage_s(tokens: int) -> float | None:
-        measured = max((size for size in cost.by_tokens if size <= tokens), default=None)
+        measured = cost.measured_size(tokens)
         return None if measured is None else cost.by_tokens[measured]
 
     alone = stage_s(decoding)

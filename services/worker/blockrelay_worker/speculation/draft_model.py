@@ -74,7 +74,7 @@ class DraftModel:
     def call_s(self, runs: int) -> float:
         """Expected seconds of a call that makes one guess for each of `runs` runs."""
         cost = self.cost
-        measured = max((size for size in cost.by_tokens if size <= runs), default=None)
+        measured = cost.measured_size(runs)
         return cost.by_tokens[measured] if measured is not None else cost.decode_s or 0.0
 
     def lacks(self, run: Run) -> int:

@@ -102,7 +102,7 @@ def gpu(name: str, stage: int, pid: int, stages: int = 1) -> WorkerInfo:
 
 
 def test_cpus_change_before_gpus() -> None:
-    """They take new requests of the GPU's class while its own end."""
+    """CPU workers that have changed take new requests of the GPU's class while the GPU ends its own."""
     cell = Changing([gpu("g", 0, 1), worker("a", 0)], 1)
     assert cell.look() == {"a": OTHER, "g": MODEL}
     cell.now("a", folder=OTHER)
@@ -133,7 +133,7 @@ def test_two_stages_of_a_device_that_are_the_same_do_not_wait_for_each_other() -
 
 
 def test_a_device_whose_worker_came_back_with_the_new_folder_changes_whole() -> None:
-    """It has memory for one folder: the worker that came back waits for the other."""
+    """A device has memory for one folder: its worker that came back waits until the other one has left."""
     cell = Changing([gpu("g0", 0, 1, 2), gpu("g1", 1, 1, 2), gpu("h0", 0, 2, 2), gpu("h1", 1, 2, 2)], 2)
     assert cell.look()["h0"] == MODEL
     cell.workers[2] = worker("again", None, device="gpu", pid=2, node="x", folder=OTHER)

@@ -18,11 +18,11 @@ from blockrelay_worker.transport.redis_links import Stopping
 
 def is_of_memory(error: Exception) -> bool:
     """Returns whether an error of loading or serving a stage says that memory lacks."""
-    return isinstance(error, MemoryError | NoDeviceMemory) or isinstance(error.__cause__, MemoryError)
+    return isinstance(error, NoDeviceMemory) or isinstance(error.__cause__, MemoryError)
 
 
 class MemoryWatch:
-    """Whether memory has room for the stages of a worker. One thread uses it.
+    """Whether memory has room for the stages of a worker, in all of its registrations. Any thread may use it.
 
     It finds that memory lacks where weights and the fewest KV pages exceed what is free, and where the worker or its
     device ran out of memory a short while ago. Without a smaller folder of the model, or permission to change to one,
@@ -31,6 +31,8 @@ class MemoryWatch:
 
     def __init__(self, parts: WorkerParts, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._parts, self._clock = parts, clock
+        # When memory last ran out, and when the device had none in a load, by key of the block folder.
+        self._ran_out, self._device_ran_out = dict[str, float](), dict[str, float]()
 
     def may_change(self, folder: str, blocks: Stage) -> bool:
         """Returns whether the cell may change from `folder` (a key) to one that needs less for these blocks."""
@@ -39,23 +41,23 @@ class MemoryWatch:
 
     def ran_out(self, folder: str) -> None:
         """Notes that the worker, or its device for the second time, has run out of memory with this folder (a key)."""
-        self._parts.ran_out[folder] = self._clock()
+        self._ran_out[folder] = self._clock()
 
     def device_ran_out(self, folder: str) -> None:
         """Notes that the device has run out of memory with this folder (a key) while it loaded a stage."""
-        before, now = self._parts.device_ran_out.get(folder), self._clock()
-        self._parts.device_ran_out[folder] = now
+        before, now = self._device_ran_out.get(folder), self._clock()
+        self._device_ran_out[folder] = now
         if before is not None and now - before < OUT_OF_MEMORY_TWICE_S:
             self.ran_out(folder)
 
     def has_run_out(self, folder: str) -> bool:
         """Returns whether memory ran out with this folder (a key) a short while ago."""
-        at = self._parts.ran_out.get(folder)
+        at = self._ran_out.get(folder)
         return at is not None and self._clock() - at < SHORT_FOR_S
 
     def is_well(self) -> None:
         """Notes that a stage was loaded: what ran out before may be tried again."""
-        self._parts.ran_out.clear()
+        self._ran_out.clear()
 
     def wait(
         self,

@@ -108,7 +108,7 @@ def test_a_folder_that_has_gone_since_is_not_served_after_a_loss(w8a8: BlockFold
 
 
 def test_weights_of_a_folder_go_when_the_other_one_is_loaded(w8a8: BlockFolder, w4a8: BlockFolder) -> None:
-    """Those that a stage uses stay as long as it does, and count."""
+    """Weights that a stage uses stay on the device as long as the stage does, and count as used memory."""
     executors = OnnxExecutors(CpuProvider())
     blocks, room = w8a8.model.blocks, 1 << 30
 
