@@ -7,7 +7,7 @@ a machine that slows down slows both; the next pair begins with the other. A tur
 `--rounds` times.
 
 Printed are, for each size, tokens per second, CPU seconds per thousand tokens (of all processes of the `up`, Redis too)
-and the ratios this / other with their 95 % confidence intervals (mean of the pairs' ratios, normal). Both sides must
+and the ratios this / other: their mean with its 95 % confidence interval (normal), and their median. Both sides must
 give the same tokens, unless the other one has a folder of its own (`--other-model`), as a release with other numbers
 needs. The exit code is 1 if the lower end of a speed ratio is below 0.97.
 """
@@ -84,8 +84,9 @@ def whole(turns: Sequence[Turn]) -> Turn:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The mean of paired ratios, and half the width of its 95 % confidence interval."""
+    """The median and mean of paired ratios, and half the width of the mean's 95 % confidence interval."""
 
+    median: float
     mean: float
     half: float
 
@@ -98,7 +99,7 @@ class Ratio:
 def ratio_of(over: Sequence[float], under: Sequence[float]) -> Ratio:
     """Returns the ratio of `over / under`, pair by pair, for at least two pairs."""
     ratios = [a / b for a, b in zip(over, under, strict=True)]
-    return Ratio(mean(ratios), 1.96 * stdev(ratios) / len(ratios) ** 0.5)
+    return Ratio(median(ratios), mean(ratios), 1.96 * stdev(ratios) / len(ratios) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +217,9 @@ def report(size: Size, pairs: Sequence[tuple[Turn, Turn]]) -> Ratio:
     speed, cost = ratio_of(*rates), ratio_of(*costs)
     print(
         f"{size[0]} requests, prompt {size[1]}, {size[2]} new: {median(rates[0]):.1f} / {median(rates[1]):.1f} tok/s, "
-        f"ratio {speed.mean:.3f} ± {speed.half:.3f}; CPU per 1000 tokens {median(costs[0]):.3f} / "
-        f"{median(costs[1]):.3f} s, "
-        f"ratio {cost.mean:.3f} ± {cost.half:.3f}",
+        f"ratio {speed.mean:.3f} ± {speed.half:.3f}, median {speed.median:.3f}; CPU per 1000 tokens "
+        f"{median(costs[0]):.3f} / {median(costs[1]):.3f} s, "
+        f"ratio {cost.mean:.3f} ± {cost.half:.3f}, median {cost.median:.3f}",
         flush=True,
     )
     return speed

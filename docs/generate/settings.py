@@ -41,10 +41,10 @@ DEVELOPERS = frozenset({
     "arrival_timeout_s", "beat_s", "body_helpers", "canary_s", "dead_after_s", "device_id", "draft_tokens",
     "enforce_eager", "failpoint", "fallback_wait_s", "gpu_stages", "grace_s", "graph_mode", "imported_model",
     "inject_memory", "inject_numerics", "inject_speed", "keep_alive_s", "kv_overcommit", "local_rows",
-    "max_retry_attempts", "max_rows", "max_warm_sessions", "node_id", "numerics_wait_s", "page_store_folder",
-    "page_store_ttl_s", "per_block", "prefix_cache", "prompt_tokens_per_s", "raise_protocol", "replan_after_s",
-    "replan_every_s", "replan_gain", "restore_after_s", "sequential", "session_timeout_s", "spare_workers",
-    "stalled_after_s", "step_target_s", "tick_s",
+    "max_retry_attempts", "max_rows", "max_warm_sessions", "node_id", "numerics_wait_s", "page_allocation",
+    "page_store_bytes", "page_store_folder", "page_store_ttl_s", "per_block", "prefix_cache", "prompt_tokens_per_s",
+    "raise_protocol", "replan_after_s", "replan_every_s", "replan_gain", "restore_after_s", "sequential",
+    "session_timeout_s", "spare_workers", "speculation", "stalled_after_s", "step_target_s", "tick_s",
     "use_graph_cache", "vacancy_s", "warm_session_bytes",
 })  # fmt: skip
 

@@ -56,6 +56,8 @@ def test_the_request_that_came_last_gives_way_and_keeps_its_tokens(cell: Cell) -
     assert reserved(cell, workers) == [3, 3] and cell.requests_of_worker("b") == {"req-0"}
     assert (cell.record("req-1")["state"], cell.record("req-1")["rerun_reason"]) == ("queued", "preempted")
     assert say(cell, last, 1) == "LOST", "its run has ended"
+    (told,) = cell.inbox("b", b"ended")
+    assert told[b"again"] == b"1", "its workers hold its pages"
     jobs = [NextJob.decode(fields[b"next_job"]) for fields in cell.inbox("a") if b"next_job" in fields]
     assert [job.request_id for job in jobs] == ["req-0"]
     assert cell.claim("a") == [], "no page is free"

@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from blockrelay.protocol.keys import Keys
+from blockrelay_worker.kv.store.file_tier import FileTier
 from blockrelay_worker.kv.store.record import PageShape, decode_record, encode_record
 from blockrelay_worker.kv.store.redis_tier import RedisTier
-from blockrelay_worker.kv.store.shm_tier import ShmTier
 from blockrelay_worker.kv.store.tier import StoredPage, Tier, TierFailure
 
 SHAPE = PageShape(kv_heads=2, head_dim=8, dtype=np.float16)
@@ -36,7 +36,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, client: redis.Redis, k
         folder = tmp_path / "pages"
 
         def open_shm() -> Tier:
-            return ShmTier(folder, limit=limit, record_bytes=SHAPE.record_bytes, trouble=trouble.append)
+            return FileTier(folder, limit=limit, record_bytes=SHAPE.record_bytes, trouble=trouble.append)
 
         def flip(name: bytes) -> None:
             for path in folder.glob(f"{name.hex()}.*"):
@@ -113,9 +113,47 @@ def test_the_limit_pushes_out_what_was_not_used_for_longest(place: Place) -> Non
     assert place.open().get([name_of(ROOM + 2)], BLOCKS) != [None]
 
 
+def test_held_pages_make_no_room_until_they_are_let_go(place: Place) -> None:
+    tier = place.open()
+    tier.put([page(number) for number in range(3)], BLOCKS)
+    assert tier.hold([name_of(0), name_of(99), name_of(1)], BLOCKS) == [True, False, True]
+    for number in range(3, 2 * ROOM):
+        tier.put([page(number)], BLOCKS)
+    assert tier.used_bytes() <= ROOM * len(BLOCKS) * SHAPE.record_bytes
+    assert place.open().get([name_of(n) for n in range(3)], BLOCKS) == [
+        list(page(0).records), list(page(1).records), None,
+    ]  # fmt: skip
+    tier.hold([name_of(0), name_of(1)], BLOCKS)
+    tier.let_go([name_of(0)], BLOCKS)
+    for number in range(2 * ROOM, 4 * ROOM):
+        tier.put([page(number)], BLOCKS)
+    there = [records is not None for records in tier.get([name_of(0), name_of(1)], BLOCKS)]
+    assert there == [False, True]
+    assert place.trouble == []
+
+
+def test_a_tier_holds_no_more_than_half_of_what_it_has_room_for(place: Place) -> None:
+    tier = place.open()
+    tier.put([page(number) for number in range(ROOM)], BLOCKS)
+    held = tier.hold([name_of(number) for number in range(ROOM)], BLOCKS)
+    assert held == [number < ROOM // 2 for number in range(ROOM)]
+    tier.put([page(ROOM)], BLOCKS)
+    assert tier.get([name_of(ROOM)], BLOCKS) != [None], "there is room for others"
+
+
+def test_what_is_read_is_held_no_longer(place: Place) -> None:
+    tier = place.open()
+    tier.put([page(1)], BLOCKS)
+    assert tier.hold([name_of(1)], BLOCKS) == [True]
+    tier.get([name_of(1)], BLOCKS)
+    for number in range(2, 2 * ROOM):
+        tier.put([page(number)], BLOCKS)
+    assert tier.get([name_of(1)], BLOCKS) == [None]
+
+
 def test_a_page_larger_than_the_limit_is_not_stored(place: Place) -> None:
     tier = place.open()
-    if isinstance(tier, ShmTier):
+    if isinstance(tier, FileTier):
         tier.put([page(1, range(1, 3 * ROOM + 2))], range(1, 3 * ROOM + 2))
         assert tier.used_bytes() == 0
 
@@ -133,11 +171,38 @@ def test_a_broken_record_is_recognised_and_discarded(place: Place) -> None:
     assert tier.get([name_of(1)], BLOCKS) == [list(page(1).records)]
 
 
+def test_a_swap_folder_is_held_as_a_whole_and_empty_afterwards(tmp_path: Path) -> None:
+    trouble: list[TierFailure] = []
+    size = len(BLOCKS) * SHAPE.record_bytes
+    tier = FileTier(
+        tmp_path, label="swap", limit=3 * size, record_bytes=SHAPE.record_bytes, trouble=trouble.append, swap=True
+    )
+    for number in range(4):
+        tier.put([page(number)], BLOCKS)
+        assert tier.hold([name_of(number)], BLOCKS) == [number < 3]
+    assert trouble == ["full"]
+    assert tier.get([name_of(0), name_of(3)], BLOCKS) == [list(page(0).records), None]
+    assert tier.get([name_of(0)], BLOCKS) == [None], "it is in the pool now"
+    tier.let_go([name_of(number) for number in range(4)], BLOCKS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
+    """The folder's lock is its oldest file."""
+    (tmp_path / "owner").write_bytes(b"x" * 1000)
+    limit = len(BLOCKS) * SHAPE.record_bytes
+    tier = FileTier(tmp_path, limit=limit, record_bytes=SHAPE.record_bytes, trouble=lambda kind: None)
+    for number in range(3):
+        tier.put([page(number)], BLOCKS)
+    assert tier.used_bytes() == limit and tier.get([name_of(2)], BLOCKS) != [None]
+    assert (tmp_path / "owner").exists()
+
+
 def test_a_folder_that_is_full_or_gone_stores_and_finds_nothing(tmp_path: Path) -> None:
     """/dev/full: every write there finds no room left."""
     trouble: list[TierFailure] = []
     folder = tmp_path / "pages"
-    tier = ShmTier(folder, limit=1 << 20, record_bytes=SHAPE.record_bytes, trouble=trouble.append)
+    tier = FileTier(folder, limit=1 << 20, record_bytes=SHAPE.record_bytes, trouble=trouble.append)
     tier.put([page(1)], BLOCKS)
     for path in folder.iterdir():
         path.unlink()
@@ -154,7 +219,7 @@ def test_a_page_that_no_longer_fits_on_the_disk_is_a_counted_miss(
     import signal
 
     trouble: list[TierFailure] = []
-    tier = ShmTier(tmp_path / "pages", limit=1 << 20, record_bytes=SHAPE.record_bytes, trouble=trouble.append)
+    tier = FileTier(tmp_path / "pages", limit=1 << 20, record_bytes=SHAPE.record_bytes, trouble=trouble.append)
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (SHAPE.record_bytes, before[1]))  # the file ends in mid-page
     try:
@@ -176,7 +241,7 @@ def test_what_a_writer_began_and_left_is_removed_after_a_while(tmp_path: Path) -
     for path in (old, new):
         path.write_bytes(b"half")
     os.utime(old, (1, 1))
-    ShmTier(folder, limit=1 << 20, record_bytes=SHAPE.record_bytes, trouble=lambda kind: None)
+    FileTier(folder, limit=1 << 20, record_bytes=SHAPE.record_bytes, trouble=lambda kind: None)
     assert not old.exists() and new.exists()
 
 
@@ -200,7 +265,7 @@ def test_a_redis_that_is_full_or_gone_is_counted_and_left_alone(client: redis.Re
 
 def test_what_another_worker_of_the_same_stage_writes_is_found_without_a_look(tmp_path: Path) -> None:
     first, second = (
-        ShmTier(tmp_path, limit=1 << 20, record_bytes=SHAPE.record_bytes, trouble=lambda kind: None, blocks=BLOCKS)
+        FileTier(tmp_path, limit=1 << 20, record_bytes=SHAPE.record_bytes, trouble=lambda kind: None, blocks=BLOCKS)
         for _ in range(2)
     )
     first.put([page(1)], BLOCKS)

@@ -26,7 +26,9 @@ def test_a_request_goes_from_accept_to_its_terminal_entry(cell: Cell) -> None:
     assert cell.record()["state"] == "done" and cell.reserved(first) == cell.reserved(last) == 0
     assert len(cell.inbox(first)) == 1, "a finished request has no next job"
     for member in (first, last):
-        assert Ended.decode(cell.inbox(member, b"ended")[0][b"ended"]) == Ended(request_id="req-1", run_id=run.run_id)
+        (told,) = cell.inbox(member, b"ended")
+        assert Ended.decode(told[b"ended"]) == Ended(request_id="req-1", run_id=run.run_id)
+        assert told[b"again"] == b"0"
 
 
 class TestAccept:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from blockrelay.errors import OutOfPages
+from blockrelay.settings.worker import PageAllocation
 from blockrelay_worker.execution.page_layout import PageLayout
 from blockrelay_worker.execution.page_pool import PagePool
 
@@ -17,10 +18,12 @@ class PagePoolMachine(RuleBasedStateMachine):
     """The model: who has which pages, which name is on which page, and which named pages were used last."""
 
     held: Bundle[int] = Bundle("held")
+    allocation: PageAllocation = "first-fit"
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = PagePool(PageLayout(layers=1, kv_heads=1, head_dim=8), PAGES)
+        self.pool.use(self.allocation)
         self.owners: dict[int, list[int]] = {}
         self.names: dict[bytes, int] = {}
         self.lru: list[int] = []
@@ -109,5 +112,11 @@ class PagePoolMachine(RuleBasedStateMachine):
         assert self.pool.free_pages == PAGES - len(self._users())
 
 
-TestPagePool = PagePoolMachine.TestCase
-TestPagePool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+class BestFitMachine(PagePoolMachine):
+    """The same with the other policy."""
+
+    allocation = "best-fit"
+
+
+TestPagePool, TestBestFit = PagePoolMachine.TestCase, BestFitMachine.TestCase
+TestPagePool.settings = TestBestFit.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

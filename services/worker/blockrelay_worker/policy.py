@@ -203,5 +203,7 @@ STORE_CALL_BYTES = 4 << 20
 STORE_LOAD_S = 2.0
 #: Seconds for which the payload Redis is not used as a store after a failure.
 STORE_PAUSE_S = 5.0
+#: Seconds for which pages of a preempted run are held in the tiers: an older request may run that long.
+HOLD_S = 600.0
 #: Seconds after which a file under its temporary name is removed: its writer has died.
 ABANDONED_FILE_S = 60.0

@@ -276,13 +276,15 @@ class Ended:
 
     request_id: str
     run_id: str
+    again: bool = False
+    """The request runs again, perhaps on the same workers."""
 
     @classmethod
-    def decode(cls, data: bytes) -> "Ended":
+    def decode(cls, data: bytes, *, again: bool = False) -> "Ended":
         """Reads the msgpack list [request id, run id]. Raises WireError for anything else."""
         with reading("the end of a run"):
             request, run = codec.unpack_list(data)
-            return cls(request_id=text(request), run_id=text(run))
+            return cls(request_id=text(request), run_id=text(run), again=again)
 
 
 @dataclass(frozen=True, slots=True)

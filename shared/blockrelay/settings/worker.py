@@ -12,6 +12,9 @@ from blockrelay.settings.common import Settings
 
 GraphMode = Literal["max-autotune", "use-graph-cache", "reduce-overhead", "enforce-eager"]
 
+#: How free KV pages are chosen for a request.
+PageAllocation = Literal["first-fit", "best-fit"]
+
 
 class WorkerSettings(Settings):
     device: Device = Field(
@@ -104,9 +107,18 @@ class WorkerSettings(Settings):
     )
     max_requests: int = Field(default=64, ge=1, description="most requests that this worker runs at once")
     kv_bytes: int | None = Field(default=None, ge=1, description="bytes of KV pages; default: a share of free memory")
+    page_allocation: PageAllocation = Field(
+        default="first-fit", description="give a request the KV pages of the lowest numbers, or consecutive ones"
+    )
     prefix_cache: bool = Field(default=True, description="share KV pages of equal beginnings (exact precisions)")
     page_store_folder: Path | None = Field(default=None, description="shared KV pages of this host, under /dev/shm")
     page_store_bytes: int = Field(default=1 << 30, ge=0, description="most bytes of KV pages in that folder")
+    swap_folder: Path | None = Field(
+        default=None,
+        description="folder on a disk for KV pages of preempted requests; workers of one host share it, and the first "
+        "one empties it; default: none",
+    )
+    swap_bytes: int = Field(default=8 << 30, ge=1, description="most bytes of KV pages in that folder")
     page_store_redis_bytes: int = Field(default=0, ge=0, description="bytes of KV pages on the payload Redis; 0: none")
     page_store_ttl_s: int = Field(default=900, ge=1, description="seconds until unused KV pages leave that Redis")
     beat_s: float = Field(default=0.5, gt=0, description="seconds between two heartbeats")

@@ -203,9 +203,9 @@ class System:
         """Process of a live worker of this stage."""
         return next(w.pid for w in self.infos() if w.stage == stage and w.ready and w.silent_ms < 3000)
 
-    def metric(self, name: str) -> float:
+    def metric(self, name: str, **labels: str) -> float:
         """The sum over all live workers of a metric."""
-        return sum(sampled(scrape(worker), name) for worker in self.infos())
+        return sum(sampled(scrape(worker), name, **labels) for worker in self.infos())
 
     def reruns(self) -> Mapping[str, int]:
         """How many runs were ever ended and queued again, by reason; without those that none had."""

@@ -29,6 +29,7 @@ from blockrelay_launcher.drill.parts.killer import Killer
 from blockrelay_launcher.drill.parts.memory import MemoryShortages, prepare_shortages
 from blockrelay_launcher.drill.parts.operator import DeviceRetries, PlanSwitch, PrecisionChanges, Replans
 from blockrelay_launcher.drill.parts.part import DrillPart
+from blockrelay_launcher.drill.parts.swap import SwapDamages, prepare_swaps
 from blockrelay_launcher.drill.parts.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.report import Report, judge, show
 from blockrelay_launcher.drill.system import DrilledSystem, check_release, drilled_system, lasting_ports
@@ -63,7 +64,7 @@ def run_drill(options: DrillOptions, *, as_json: bool) -> int:
             longest_answer=options.longest_answer,
             exact_every=5 if options.gpu and exact else None,
         )
-        report = _drilled(_Course(options, seed, requests, data, exact=exact))
+        report = _drilled(_Course(options, seed, requests, data, exact=exact), folder)
     except BaseException:
         shutil.rmtree(data, ignore_errors=True)
         raise
@@ -110,7 +111,7 @@ def _check(options: DrillOptions, folder: BlockFolder) -> None:
         check_release(options.upgrade_from)
 
 
-def _drilled(course: "_Course") -> Report:
+def _drilled(course: "_Course", folder: BlockFolder) -> Report:
     """Runs the system, or with --upgrade-from two releases of it in turn, and returns the report."""
     options, data = course.options, course.data
     up: list[object] = ["--model", options.model] if options.blocks is None else ["--blocks", options.blocks.absolute()]
@@ -127,6 +128,9 @@ def _drilled(course: "_Course") -> Report:
         put_in_force(options.users, data, [*gateways, *schedulers, *options.workers])
     if options.degrades:
         prepare_shortages(data, options.workers, names_of("scheduler", options.schedulers))
+    if options.swaps:
+        longest = max(len(one.prompt) + one.params.max_tokens for one in course.requests)
+        prepare_swaps(data, options.workers, folder, longest=longest, stages=options.stages)
     releases = [*filter(None, [options.upgrade_from]), sys.executable]
     seconds = 60 * options.minutes / len(releases)
     ports = lasting_ports(options.gateways) if options.upgrade_from else contextlib.nullcontext(0)
@@ -151,7 +155,7 @@ class _Course:
         self, options: DrillOptions, seed: int, requests: Sequence[DrillRequest], data: Path, *, exact: bool
     ) -> None:
         self.options, self.data = options, data
-        self._seed, self._requests, self._exact = seed, requests, exact
+        self._seed, self.requests, self._exact = seed, requests, exact
         self._faults: list[Fault] = []
         self._troubles: list[str] = []
         self._seconds = 0.0
@@ -184,14 +188,14 @@ class _Course:
     def begin(self, system: DrilledSystem) -> None:
         """Computes the reference answers, waits for the GPUs, and starts the load. `system` is the first one."""
         typer.echo(
-            f"seed {self._seed}; {len(self._requests)} different requests" + (", first alone" if self._exact else ""),
+            f"seed {self._seed}; {len(self.requests)} different requests" + (", first alone" if self._exact else ""),
             err=True,
         )
         if self._exact:
             (own,) = system.numerics_ids(CPU)
             self._references.ids = {own: Numerics(), f"{own}-{SALT}": Numerics(SALT)}
             self._references.ids |= {other: Numerics(folder=1) for other in system.other_numerics()}
-            self._references.prepare((n, own) for n in range(len(self._requests)))
+            self._references.prepare((n, own) for n in range(len(self.requests)))
         if self.options.gpu:
             typer.echo(f"waiting until {self.options.gpu} serves", err=True)
             system.wait_for_gpus(len(self.options.gpu.split(",")))
@@ -258,6 +262,8 @@ def _faults(options: DrillOptions, system: DrilledSystem, seed: str, started: fl
         parts.append(PrecisionChanges(system, Random(f"{seed} precisions"), options.models))
     if options.degrades:
         parts.append(MemoryShortages(system, Random(f"{seed} memory")))
+    if options.swaps:
+        parts.append(SwapDamages(system, Random(f"{seed} swaps")))
     if options.gpu:
         parts.append(DeviceRetries(system))
     if options.upgrade:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from blockrelay_launcher.drill.faults import KINDS, ROLES, Kind, Role, parse_names
+from blockrelay_launcher.drill.faults import BY_DEFAULT, KINDS, ROLES, Kind, Role, parse_names
 from blockrelay_launcher.option_groups import flag, option
 from blockrelay_launcher.supervisor.embedded_redis import Fsync
 from blockrelay_launcher.up_options.groups import ModelOrBlocksOptions, absolute
@@ -82,9 +82,10 @@ class DrillOptions(DrilledSystemOptions):
             "KIND,KIND",
             "Kinds of faults: kill; stop (a process, up to 8 s); full (Redis has no room, up to 3 s); cut "
             "(connections of Redis); replan (several stages get other borders). With --other-precision: precision "
-            "(workers change to the other folder, and back); degrade (memory lacks for the larger one for a while).",
+            "(workers change to the other folder, and back); degrade (memory lacks for the larger one for a while). "
+            "Not by default: swap (KV pages are few, and swapped ones are damaged).",
         ),
-    ] = ",".join(KINDS)
+    ] = ",".join(BY_DEFAULT)
     every: Annotated[float, option("S", "Mean time between two faults, in seconds.", min=0.1)] = 2.0
     upgrade: Annotated[
         bool, flag("--upgrade", "Replace all workers, in the middle third, by workers that compute other bits.")
@@ -127,6 +128,11 @@ class DrillOptions(DrilledSystemOptions):
     def degrades(self) -> bool:
         """Whether memory lacks for the larger of two folders at times."""
         return "degrade" in self.kinds and self.other_precision is not None
+
+    @property
+    def swaps(self) -> bool:
+        """Whether KV pages are few and those on the disk are damaged. Not where GPUs or ONNX blocks have them."""
+        return "swap" in self.kinds and not self.gpu and self.blocks is None
 
     @property
     def models(self) -> list[Path]:

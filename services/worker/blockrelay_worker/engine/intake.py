@@ -222,6 +222,7 @@ class Intake:
             context=self._model.max_position,
             quarantined_until=len(tokens) if quarantined else 0,
             reusable_limit=reusable_limit if params.use_cache else 0,
+            reruns=reruns,
             private=private or body.kv_given > 0,  # no other request may use KV that a client supplied
             may_draft=not private or self._role.inexact_sharing,
             deadline=deadline,

@@ -190,7 +190,7 @@ class Engine:
                 if not self._intake.next_job(event):
                     self._endings.rerun(event.request_id, event.run_id, "missing_pages")
             case Ended():
-                self._endings.forget(event.request_id, event.run_id)
+                self._endings.forget(event.request_id, event.run_id, again=event.again)
             case Forward():
                 self._later.add(event)
             case Verdicts(answers):

@@ -31,9 +31,9 @@ class Endings:
         self._role, self._links, self._table, self._metrics = role, links, table, metrics
         self._on_room, self._log, self._draining = on_room, get(), False
 
-    def forget(self, request_id: str, run_id: str) -> None:
-        """Drops a run from the table, if it is there."""
-        if self._table.drop(request_id, run_id):
+    def forget(self, request_id: str, run_id: str, *, again: bool = False) -> None:
+        """Drops a run from the table, if it is there. `again`: its request runs again and can use its KV pages."""
+        if self._table.drop(request_id, run_id, again=again):
             self._on_room()
 
     def wait_for_log(self, run: Run, timeout_s: float) -> None:

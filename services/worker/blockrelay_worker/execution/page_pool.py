@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 from blockrelay.errors import OutOfPages
+from blockrelay.settings.worker import PageAllocation
+from blockrelay_worker.execution.free_pages import FirstFit, FreePages, free_pages
 from blockrelay_worker.execution.page_layout import PageLayout
 
 
@@ -27,8 +29,7 @@ class PagePool:
             raise ValueError("a page pool needs at least one page")
         self.layout = layout
         self.pages = pages
-        # A stack: the pages freed last are used again first, so that memory grows only when it must.
-        self._free = list(range(pages - 1, -1, -1))
+        self._free: FreePages = FirstFit(range(pages))
         self._users: dict[int, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._page_of: dict[bytes, int] = {}
@@ -38,6 +39,10 @@ class PagePool:
         self.generations = [0] * pages
         #: Called for every cached page that is evicted.
         self.on_evict: Callable[[], None] = lambda: None
+
+    def use(self, allocation: PageAllocation) -> None:
+        """Gives out free pages by this policy from now on."""
+        self._free = free_pages(self._free.numbers(), allocation)
 
     @property
     def free_pages(self) -> int:
@@ -73,7 +78,7 @@ class PagePool:
             raise OutOfPages(f"{count} KV pages were requested and {self.free_pages} of {self.pages} are free")
         while len(self._free) < count:
             self._evict()
-        taken = [self._free.pop() for _ in range(count)]
+        taken = self._free.take(count)
         for page in taken:
             self._users[page] = 1
             self.generations[page] += 1
@@ -94,7 +99,7 @@ class PagePool:
             if page in self._hash_of:
                 self._cached[page] = None
             else:
-                self._free.append(page)
+                self._free.give(page)
 
     def publish(self, page: int, block_hash: bytes) -> bool:
         """Publishes a used page under the hash of the tokens whose KV it holds; it is read-only from now on.
@@ -149,18 +154,19 @@ class PagePool:
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every page is exactly one of free, cached and used. For idle time and tests."""
-        assert len(set(self._free)) == len(self._free), "a page is free twice"
-        assert self._users.keys().isdisjoint(self._free), "a page is free and used"
-        assert self._cached.keys().isdisjoint(self._free), "a page is free and cached"
+        free = self._free.numbers()
+        assert len(set(free)) == len(free) == len(self._free), "a page is free twice"
+        assert self._users.keys().isdisjoint(free), "a page is free and used"
+        assert self._cached.keys().isdisjoint(free), "a page is free and cached"
         assert self._users.keys().isdisjoint(self._cached), "a page is cached and used"
         assert len(self._free) + len(self._users) + len(self._cached) == self.pages, "a page is lost"
         assert all(users > 0 for users in self._users.values()), "a page is not in use"
         assert {page: each for each, page in self._page_of.items()} == self._hash_of, "hashes and pages disagree"
-        assert self._hash_of.keys().isdisjoint(self._free), "a free page has a block hash"
+        assert self._hash_of.keys().isdisjoint(free), "a free page has a block hash"
         assert self._cached.keys() <= self._hash_of.keys(), "a cached page has no block hash"
 
     def _evict(self) -> None:
         page, _ = self._cached.popitem(last=False)
         del self._page_of[self._hash_of.pop(page)]
-        self._free.append(page)
+        self._free.give(page)
         self.on_evict()

@@ -91,7 +91,9 @@ class PrefixCache:
                 hashes, partial_tokens = [*hashes, block_hash], rest
         self._count(run, kv.computed)
         given = SuppliedKv(run.request_id, kv.published, run.given_pages) if kv.published < run.given_pages else None
-        self._look_further(kv, hashes, partial_tokens, given)
+        self._look_further(kv, hashes, partial_tokens, given, resumes=kv.preemptions + run.reruns > 0)
+        if not kv.loading:
+            self.let_go(run)
 
     def take(self, run: Run, done: Loaded) -> None:
         """Ends the load that `run` waited for: the run keeps the pages that were filled, the others are freed.
@@ -102,8 +104,26 @@ class PrefixCache:
         first, full = kv.published, done.count - (done.load.partial_tokens > 0 and done.count == len(done.load.hashes))
         for index in range(first, first + full):
             self._pool.publish(kv.pages[index], kv.hashes[index])
+        self.let_go(run)
         self._pool.free(kv.loaded(done.count))  # the rest is allocated again when rows come to it
         self._count(run, kv.computed - before)
+
+    def hold(self, run: Run) -> None:
+        """Has the page store hold the pages of a run that will be preempted, until `let_go` or its next load.
+
+        To be called while the run has its pages.
+        """
+        kv = run.kv
+        if self._store is not None and kv.published:
+            kv.held = kv.published
+            self._store.hold(kv.pages[: kv.held], kv.hashes[: kv.held])
+
+    def let_go(self, run: Run) -> None:
+        """Lets the page store drop the pages that it holds for the run, if any."""
+        kv = run.kv
+        if self._store is not None and kv.held:
+            self._store.let_go(kv.hashes[: kv.held])
+            kv.held = 0
 
     def settle(self) -> None:
         """Waits until the page store writes into no page of the pool."""
@@ -210,17 +230,20 @@ class PrefixCache:
     def _extend(self, run: Run, pages: int) -> None:
         extend_hashes(run.kv.hashes, self._root(run), run.tokens, pages)
 
-    def _look_further(self, kv: KvState, hashes: list[bytes], partial_tokens: int, given: SuppliedKv | None) -> None:
+    def _look_further(
+        self, kv: KvState, hashes: list[bytes], partial_tokens: int, given: SuppliedKv | None, *, resumes: bool
+    ) -> None:
         """Starts to load the pages `hashes`, which follow the run's own, if the store may have them.
 
         The last one is a partial page of which `partial_tokens` tokens are wanted, unless that is 0. `given`: KV that
-        the client supplied for them.
+        the client supplied for them. `resumes`: the run was preempted, or the request has run before.
         """
         room = min(len(hashes), self._pool.free_pages)
         if self._store is None or not room or not (given or self._store.may_have(hashes[0])):
             return
         last = partial_tokens if room == len(hashes) else 0
-        load = KvLoad(tuple(hashes[:room]), tuple(self._pool.allocate(room)), last, given)
+        pages = tuple(self._pool.allocate(room))
+        load = KvLoad(tuple(hashes[:room]), pages, last, given, resumes)
         kv.wait_for(load)
         self._store.load(load, self._deliver)
 

@@ -68,10 +68,15 @@ class RunTable:
         self.view = {r.request_id: r.run_id for r in self._runs.values()}
 
     @_timed
-    def drop(self, request_id: str, run_id: str) -> bool:
-        """Removes a run and frees its pages. False if it is not here."""
-        if self.get(request_id, run_id) is None:
+    def drop(self, request_id: str, run_id: str, *, again: bool = False) -> bool:
+        """Removes a run and frees its pages; if its request runs `again`, the page store holds them. False if it is
+        not here."""
+        run = self.get(request_id, run_id)
+        if run is None:
             return False
+        if again and self._cache is not None and run.params.use_cache:
+            self._cache.hold(run)
+            run.kv.held = 0  # for the next run, which ends this when it reads them
         self._drop_request(request_id)
         return True
 
@@ -152,8 +157,11 @@ class RunTable:
     def preempt(self, run: Run) -> None:
         """Takes all pages from a run that stays on the table; published ones may be reused later.
 
-        None of its tokens counts as computed then. The logits that a tensor step has collected are dropped.
+        None of its tokens counts as computed then. The logits that a tensor step has collected are dropped. The page
+        store holds the pages until the run goes on.
         """
+        if self._cache is not None and run.params.use_cache:
+            self._cache.hold(run)
         self._release(run)
         run.kv.searched = False
         run.kv.preemptions += 1
@@ -173,6 +181,7 @@ class RunTable:
             return
         if self._cache is not None and run.params.use_cache:
             self._cache.leave(run)
+            self._cache.let_go(run)
         self._release(run)
         self.view = {r.request_id: r.run_id for r in self._runs.values()}
 

@@ -243,6 +243,7 @@ class StageService:
         make = partial(self._successor, role.worker_id)
         self._succession = Succession(self._links, self._model, folder, retirement, make)
         cache = cache_of(self._parts, self._links, self._folder, role, executor, mailbox)
+        executor.pool.use(self._settings.page_allocation)
         table = RunTable(executor.pool, cache)
         self._metrics.kv_pages_total.set(executor.pool.pages)
         self._metrics.expect_stage(role.stage, role.device, role.first, role.last)

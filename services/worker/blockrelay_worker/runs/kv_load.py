@@ -31,6 +31,8 @@ class KvLoad:
     """Tokens wanted of the last page, if it is a partial one; 0: it is full."""
     given: SuppliedKv | None = None
     """KV that the client supplied for some of the pages."""
+    resumes: bool = False
+    """The run was preempted, or its request has run before."""
 
 
 @dataclass(frozen=True, slots=True)

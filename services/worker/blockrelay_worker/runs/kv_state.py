@@ -32,7 +32,9 @@ class KvState:
     cached: int = 0
     """Number of tokens that were reused instead of computed when the run came."""
     preemptions: int = 0
-    """How often the run lost its pages to an older run, and computed their tokens again."""
+    """How often the run lost its pages to an older run."""
+    held: int = 0
+    """Number of leading pages that the page store holds for a preempted run, until it goes on or ends."""
     _computed: int = 0
 
     @property

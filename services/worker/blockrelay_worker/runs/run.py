@@ -128,6 +128,8 @@ class Run:
     """Leading tokens, at most, whose KV pages may be reused instead of computed; None: no limit."""
     private: bool = False
     """KV pages are not decided by the tokens alone: only runs of the request and steps of its session share them."""
+    reruns: int = 0
+    """Runs of its request before this one."""
     may_draft: bool = True
     """Drafts may be computed in one batch with its tokens."""
     deadline: float | None = None

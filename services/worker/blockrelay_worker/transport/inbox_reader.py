@@ -93,7 +93,7 @@ def decode_entry(fields: Mapping[bytes, bytes], received_ns: int = 0) -> Event |
         if b"next_job" in fields:
             return NextJob.decode(fields[b"next_job"], received_ns)
         if b"ended" in fields:
-            return Ended.decode(fields[b"ended"])
+            return Ended.decode(fields[b"ended"], again=fields.get(b"again") == b"1")
         if b"head" in fields:
             return Forward.decode(fields, received_ns)
     except WireError as error:

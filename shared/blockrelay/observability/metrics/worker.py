@@ -1,7 +1,7 @@
 """Metrics of a worker: its stage, its KV pages, its runs."""
 
 from collections.abc import Iterable
-from typing import get_args
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry
 
@@ -21,6 +21,8 @@ from blockrelay.observability.states import States
 from blockrelay.protocol.messages import Verdict
 from blockrelay.protocol.plan import GPU
 
+#: A direction in which KV pages of preempted runs move, seen from the worker.
+Swap = Literal["out", "in"]
 #: Why a GPU, or the process that owns it, was lost.
 DEVICE_LOSSES = (
     "process_ended",
@@ -126,6 +128,21 @@ class WorkerMetrics:
             "Bytes in the page store, as far as this worker knows, by tier",
             "tier",
         )
+        self._swapped = (
+            make.counter(
+                "blockrelay_worker_swapped_pages",
+                "KV pages of runs that were preempted or run again: held in the page store (out), read from it (in)",
+                direction=get_args(Swap),
+            ),
+            make.counter(
+                "blockrelay_worker_swapped_bytes", "Bytes of these pages, by direction", direction=get_args(Swap)
+            ),
+            make.counter(
+                "blockrelay_worker_swap_seconds",
+                "Time of holding and reading these pages, by direction",
+                direction=get_args(Swap),
+            ),
+        )
         self.generation_tokens = make.counter("blockrelay_worker_generation_tokens", "Tokens that this worker sampled")
         self.prompt_tokens = make.counter(
             "blockrelay_worker_prompt_tokens", "Prompt tokens that this worker computed as first stage"
@@ -186,6 +203,11 @@ class WorkerMetrics:
             self.block_seconds.expect(blocks, device, estimated)
         self.stage_seconds.labels(stage, device)
         expect_blocks(self.fallbacks, first, last)
+
+    def swapped(self, direction: Swap, pages: int, size: int, seconds: float) -> None:
+        """Counts KV pages of preempted runs, `size` bytes: held in the page store (out), or read from it (in)."""
+        for counter, value in zip(self._swapped, (pages, size, seconds), strict=True):
+            counter.labels(direction).inc(value)
 
     def expect_tier(self, tier: str, kinds: Iterable[str]) -> None:
         """Creates the series of a tier of the page store and of `kinds` of trouble with it, at 0."""

@@ -72,7 +72,7 @@ def test_plans_change_only_where_a_drill_has_stages_and_no_plan_of_its_own() -> 
 def test_names_are_read_and_a_wrong_one_is_told() -> None:
     assert parse_names(" cut,kill", "--faults", KINDS) == ("kill", "cut") and parse_names("", "--faults", KINDS) == ()
     assert parse_names("redis, worker", "--kill", ROLES) == ("worker", "redis")
-    with pytest.raises(UsageError, match="kill, stop, full, cut, replan, precision, degrade with commas"):
+    with pytest.raises(UsageError, match="kill, stop, full, cut, replan, precision, degrade, swap with commas"):
         parse_names("kill,flood", "--faults", KINDS)
 
 

@@ -14,7 +14,7 @@ from blockrelay.errors import RedisFull, RedisTrouble
 from blockrelay.protocol.keys import Keys
 from blockrelay.redis.errors import CommandError
 from blockrelay_worker.kv.store.tier import StoredPage, TierFailure
-from blockrelay_worker.policy import STORE_PAUSE_S
+from blockrelay_worker.policy import HOLD_S, STORE_PAUSE_S
 
 
 class RedisTier:
@@ -95,6 +95,37 @@ class RedisTier:
             if answers is not None:
                 self._pages = answers[-1]
                 self._make_room()
+
+    def hold(self, hashes: Sequence[bytes], blocks: range) -> list[bool]:
+        """Holds those of the pages that are there with the first and the last of `blocks`; returns which they are.
+
+        Holds none during a pause.
+        """
+        now = time.time_ns() // 1_000_000
+        ask = self._client.pipeline(transaction=False)
+        ask.zcount(self._index, f"({now}", "+inf")
+        for block_hash in hashes:
+            for block in (blocks[0], blocks[-1]):
+                ask.hexists(self._keys.page(block_hash.hex()), str(block))
+        answers = self._ask(ask)
+        if answers is None:
+            return [False] * len(hashes)
+        held, *there = answers
+        room, keep = self._max_pages // 2 - held, dict[str, float]()
+        for index, block_hash in enumerate(hashes):
+            if all(there[2 * index : 2 * index + 2]) and len(keep) < room:
+                keep[self._keys.page(block_hash.hex())] = now + HOLD_S * 1000 - index / 1000
+        if keep:
+            tell = self._client.pipeline(transaction=False)
+            tell.zadd(self._index, cast(Any, keep), xx=True)
+            for key in (self._index, *keep):
+                tell.pexpire(key, self._ttl_ms + int(HOLD_S * 1000))
+            self._ask(tell)
+        return [self._keys.page(block_hash.hex()) in keep for block_hash in hashes]
+
+    def let_go(self, hashes: Sequence[bytes], blocks: range) -> None:
+        """Ends the holding of these pages, which count as used now. Does nothing during a pause."""
+        self._used(hashes)
 
     def discard(self, block_hash: bytes, blocks: range) -> None:
         """Removes the page with all its blocks, not only `blocks`. Does nothing during a pause."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -31,18 +32,12 @@ class Fresh:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Spoiled:
-    """Names of pages to be removed from the tiers, since their content is wrong."""
-
-    hashes: tuple[bytes, ...]
-
-
 class PageStore:
     """The page store of one stage: its tiers in the order of lookup, then KV that clients supplied.
 
-    `put`, `discard`, `load` and `may_have` return at once. The stage's blocks begin with `first_block`, and are as many
-    as pages have layers: at least one. Without tiers nothing is written. Starts two threads; `close` ends them, and no
+    All methods but `settle`, `flush` and `close` return at once. The stage's blocks begin with `first_block`, and are
+    as many as pages have layers: at least one. Every page that is put is written to all of `tiers`; `swap`, the last in
+    the order, gets only pages of preempted runs that no other tier holds. Starts two threads; `close` ends them, and no
     method may be called after it.
     """
 
@@ -54,17 +49,19 @@ class PageStore:
         first_block: int,
         metrics: WorkerMetrics,
         given: SuppliedPages | None = None,
+        swap: Tier | None = None,
     ) -> None:
         layout = owner.layout
         self.shape = PageShape(layout.kv_heads, layout.head_dim, layout.dtype)
         self._owner, self._pool, self._tiers, self._metrics = owner, owner.pool, tiers, metrics
-        self._given = given
+        self._given, self._swap = given, swap
+        self._lookup = [*tiers, *([swap] if swap else [])]
         self._blocks = range(first_block, first_block + layout.layers)
         self._page_bytes = layout.layers * self.shape.record_bytes
         self._per_call = max(1, STORE_CALL_BYTES // self._page_bytes)
-        #: The writer's queue: pages to write or to remove; an event, to be set once all before it is written; None, to
-        #: have the writer check `_closed`.
-        self._fresh: queue.SimpleQueue[Fresh | Spoiled | threading.Event | None] = queue.SimpleQueue()
+        #: The writer's queue: pages to write; a function, to be called once all before it is written; None, to have the
+        #: writer check `_closed`.
+        self._fresh: queue.SimpleQueue[Fresh | Callable[[], object] | None] = queue.SimpleQueue()
         #: The reader's queue: loads; an event, to be set once all before it have ended; None: the end.
         self._loads: queue.SimpleQueue[tuple[KvLoad, Callable[[Loaded], None]] | threading.Event | None]
         self._loads = queue.SimpleQueue()
@@ -79,7 +76,7 @@ class PageStore:
 
     def may_have(self, block_hash: bytes) -> bool:
         """False if no tier could give the page of this name now: they lack it, or pause after a failure."""
-        return any(tier.may_have(block_hash) for tier in self._tiers)
+        return any(tier.may_have(block_hash) for tier in self._lookup)
 
     def put(self, page: int, block_hash: bytes) -> None:
         """Queues a published page to be written. Dropped if too many wait, or if the page is reused before that."""
@@ -88,11 +85,24 @@ class PageStore:
         if self._fresh.qsize() >= PAGES_QUEUED:
             self._metrics.page_store_dropped.inc()
             return
-        self._fresh.put(Fresh(block_hash, page, self._pool.generations[page]))
+        self._fresh.put(self._as_it_is(page, block_hash))
 
     def discard(self, hashes: Sequence[bytes]) -> None:
         """Queues the removal of these pages from the tiers, after all writes before it: their content is wrong."""
-        self._fresh.put(Spoiled(tuple(hashes)))
+        self._fresh.put(partial(self._remove, tuple(hashes)))
+
+    def hold(self, pages: Sequence[int], hashes: Sequence[bytes]) -> None:
+        """Queues the holding of a preempted run's published pages, in order, until `let_go` or HOLD_S seconds later.
+
+        Those that no tier holds are written to the swap tier, unless they are reused before that.
+        """
+        if self._lookup:
+            self._fresh.put(partial(self._hold, [*map(self._as_it_is, pages, hashes)]))
+
+    def let_go(self, hashes: Sequence[bytes]) -> None:
+        """Queues the end of the holding of these pages."""
+        if self._lookup:
+            self._fresh.put(partial(self._let_go, tuple(hashes)))
 
     def load(self, load: KvLoad, deliver: Callable[[Loaded], None]) -> None:
         """Starts to fill the pages of a load. `deliver` is called once, from another thread, when it has ended."""
@@ -108,7 +118,7 @@ class PageStore:
     def flush(self, timeout_s: float) -> bool:
         """Waits until every page that was put is written. False if `timeout_s` passed first."""
         written = threading.Event()
-        self._fresh.put(written)
+        self._fresh.put(written.set)
         return written.wait(timeout_s)
 
     def close(self) -> None:
@@ -123,29 +133,59 @@ class PageStore:
 
     def _write_all(self) -> None:
         """The writer thread: writes published pages to all tiers, and removes wrong ones, until `close`."""
-        # One buffer for all batches: page faults of new memory would take longer than the copy.
-        memory = memoryview(bytearray(self._per_call * self._page_bytes))
         while True:
             batch, behind = self._next_batch()
             if self._closed:
                 return
-            places = [memory[i * self._page_bytes :][: self._page_bytes] for i in range(len(batch))]
-            pages = self.copied(batch, places)
-            reach("worker.before_page_put")
-            for tier in self._tiers:
-                tier.put(pages, self._blocks)
-                self._metrics.page_store_bytes.labels(tier.label).set(tier.used_bytes())
-            reach("worker.after_page_put")
-            if isinstance(behind, threading.Event):
-                behind.set()
-            for block_hash in behind.hashes if isinstance(behind, Spoiled) else ():
-                for tier in self._tiers:
-                    tier.discard(block_hash, self._blocks)
+            self._write(batch, self._tiers)
+            if behind is not None:
+                behind()
 
-    def _next_batch(self) -> tuple[list[Fresh], Spoiled | threading.Event | None]:
-        """Returns the next pages to write, for one call of a tier, and the item behind them if it is no page.
+    def _write(self, batch: Sequence[Fresh], tiers: Sequence[Tier]) -> list[StoredPage]:
+        """Writes pages, at most as many as `_places`, to these tiers; returns those that were copied."""
+        pages = self.copied(batch, self._places[: len(batch)] if batch else [])
+        reach("worker.before_page_put")
+        for tier in tiers:
+            tier.put(pages, self._blocks)
+            self._metrics.page_store_bytes.labels(tier.label).set(tier.used_bytes())
+        reach("worker.after_page_put")
+        return pages
 
-        That item is a removal, or an event to set once the pages are written. Waits for the first item.
+    def _remove(self, hashes: Sequence[bytes]) -> None:
+        for tier in self._lookup:
+            for block_hash in hashes:
+                tier.discard(block_hash, self._blocks)
+
+    def _hold(self, pages: Sequence[Fresh]) -> None:
+        """Holds pages in the first tier that has them; writes the others to the swap tier."""
+        began, left = time.monotonic(), list(pages)
+        for tier in self._lookup:
+            held = tier.hold([page.block_hash for page in left], self._blocks)
+            left = [page for page, is_held in zip(left, held, strict=True) if not is_held]
+        swapped = len(pages) - len(left)
+        while left and self._swap is not None and not self._closed:
+            written = self._write(left[: self._per_call], [self._swap])
+            swapped += sum(self._swap.hold([page.block_hash for page in written], self._blocks))
+            del left[: self._per_call]
+        self._metrics.swapped("out", swapped, swapped * self._page_bytes, time.monotonic() - began)
+
+    def _let_go(self, hashes: Sequence[bytes]) -> None:
+        for tier in self._lookup:
+            tier.let_go(hashes, self._blocks)
+
+    @cached_property
+    def _places(self) -> list[memoryview]:
+        """Places for the records of one call's pages: page faults of new memory would take longer than the copy."""
+        memory, size = memoryview(bytearray(self._per_call * self._page_bytes)), self._page_bytes
+        return [memory[i * size :][:size] for i in range(self._per_call)]
+
+    def _as_it_is(self, page: int, block_hash: bytes) -> Fresh:
+        return Fresh(block_hash, page, self._pool.generations[page])
+
+    def _next_batch(self) -> tuple[list[Fresh], Callable[[], object] | None]:
+        """Returns the next pages to write, for one call of a tier, and what is to be called behind them, if anything.
+
+        Waits for the first item.
         """
         batch: list[Fresh] = []
         item = self._fresh.get()
@@ -153,7 +193,7 @@ class PageStore:
             while isinstance(item, Fresh):
                 batch.append(item)
                 item = self._fresh.get_nowait() if len(batch) < self._per_call else None
-        return batch, item if isinstance(item, (Spoiled, threading.Event)) else None
+        return batch, None if isinstance(item, Fresh) else item
 
     def copied(self, batch: Sequence[Fresh], places: Sequence[memoryview]) -> list[StoredPage]:
         """Returns the records of the pages in `batch`, each page's copied to its place in `places`.
@@ -192,6 +232,7 @@ class PageStore:
                 item.set()
                 continue
             load, deliver = item
+            began = time.monotonic()
             reach("worker.before_page_get")
             try:
                 filled = self._fill(load)
@@ -199,6 +240,8 @@ class PageStore:
                 get().warning("PAGES_NOT_IMPORTED", pages=len(load.pages), error=str(error))
                 filled = 0
             reach("worker.after_page_get")
+            if load.resumes:
+                self._metrics.swapped("in", filled, filled * self._page_bytes, time.monotonic() - began)
             deliver(Loaded(load, filled))
 
     def _fill(self, load: KvLoad) -> int:
@@ -217,7 +260,7 @@ class PageStore:
     def _fill_some(self, hashes: Sequence[bytes], pages: Sequence[int]) -> int:
         """Fills pages from the tiers; returns the number of leading pages that are filled."""
         filled: set[int] = set()
-        for tier in self._tiers:
+        for tier in self._lookup:
             missing = [i for i in range(len(hashes)) if i not in filled]
             for i, records in zip(missing, tier.get([hashes[i] for i in missing], self._blocks), strict=True):
                 if records is None:

@@ -21,6 +21,9 @@ class Tier(Protocol):
 
     No method raises for failures of the place: a tier that is full, gone or unreachable stores and finds nothing, and
     counts why. Pages may vanish at any time; the first writer of a page wins.
+
+    Pages of preempted runs are held: for `policy.HOLD_S` seconds they count as used last, and make no room for others.
+    A process that dies need not let them go.
     """
 
     @property
@@ -41,6 +44,17 @@ class Tier(Protocol):
 
     def put(self, pages: Sequence[StoredPage], blocks: range) -> None:
         """Stores pages of `blocks`; removes the least recently used ones if there is no room."""
+        ...
+
+    def hold(self, hashes: Sequence[bytes], blocks: range) -> list[bool]:
+        """Holds those of the pages that it has with all `blocks`; returns for each whether it does.
+
+        It holds no page if it holds half of its limit already.
+        """
+        ...
+
+    def let_go(self, hashes: Sequence[bytes], blocks: range) -> None:
+        """Ends the holding of these pages, which count as used now. `get` does so too."""
         ...
 
     def discard(self, block_hash: bytes, blocks: range) -> None:

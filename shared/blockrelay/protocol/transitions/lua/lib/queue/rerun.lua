@@ -114,7 +114,7 @@ local function rerun(r, reason, failure, tried, found)
     local on_gpus, on_cpus = executed(r)
     for _, v in ipairs({'steps', 0, 'gpu_executed', on_gpus, 'cpu_executed', on_cpus}) do set[#set + 1] = v end
   end
-  release(r)
+  release(r, true)
   account(r, -1)
   r.state, r.rows_to_compute = 'queued', r.prompt_tokens + r.committed
   set[#set + 1] = 'rows_to_compute'; set[#set + 1] = r.rows_to_compute

@@ -78,12 +78,14 @@ local function grow(r, give_way)
   return true
 end
 
--- Gives back what a run has reserved, and tells the workers (a hint: BEAT finds runs whose message was lost). Idempotent,
--- since only a member of worker-requests:<worker> has a reservation.
+-- Gives back what a run has reserved, and tells the workers (a hint: BEAT finds runs whose message was lost), also whether the
+-- request runs `again`: then the page store holds its pages. Idempotent, since only a member of worker-requests:<worker> has a
+-- reservation.
 -- Keeps I4.
-local function release(r)
+local function release(r, again)
   for _, w in ipairs(members(r.route)) do
-    redis.call('XADD', P .. 'inbox:' .. w, 'NOMKSTREAM', '*', 'ended', cmsgpack.pack({r.id, r.run}))
+    local ended = cmsgpack.pack({r.id, r.run})
+    redis.call('XADD', P .. 'inbox:' .. w, 'NOMKSTREAM', '*', 'ended', ended, 'again', again and 1 or 0)
     if redis.call('SREM', P .. 'worker-requests:' .. w, r.id) == 1 and r.pages_reserved > 0
       and redis.call('EXISTS', P .. 'worker:' .. w) == 1 then
       redis.call('HINCRBY', P .. 'worker:' .. w, 'pages_reserved', -r.pages_reserved)
