@@ -22,6 +22,7 @@ def new_run(
     skip_prefix_cache: bool = False,
     private: bool = False,
     limit: int | None = None,
+    reruns: int = 0,
     **body: Any,
 ) -> Run:
     """Run `request_id` of that request, with a last stage's state; `limit`: how many tokens it may find; `body`:
@@ -36,6 +37,7 @@ def new_run(
         context=512,
         reusable_limit=0 if skip_prefix_cache else limit,
         private=private,
+        reruns=reruns,
         known=prompt,
         first=FirstStageState() if first else None,
         later=None if first else LaterStageState(),

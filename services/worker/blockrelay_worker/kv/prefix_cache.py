@@ -239,7 +239,7 @@ class PrefixCache:
         the client supplied for them. `resumes`: the run was preempted, or the request has run before.
         """
         room = min(len(hashes), self._pool.free_pages)
-        if self._store is None or not room or not (given or self._store.may_have(hashes[0])):
+        if self._store is None or not room or not (given or self._store.may_have(hashes[0], resumes=resumes)):
             return
         last = partial_tokens if room == len(hashes) else 0
         pages = tuple(self._pool.allocate(room))

@@ -90,3 +90,15 @@ def test_a_full_disk_keeps_the_beginning_and_the_rest_is_computed_again(tmp_path
         assert run.computed == 32
         worker.compute(run)
         assert worker.content(run, 70) == numbers(70)
+
+
+def test_a_new_request_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+    with working(tmp_path, swap=tmp_path / "swap") as worker:
+        run = worker.run(PROMPT)
+        worker.compute(run)
+        worker.table.preempt(run)
+        reused(worker)
+        assert not worker.run(PROMPT).kv.loading
+        again = worker.run(PROMPT, reruns=1)
+        worker.loaded()
+        assert again.computed == 64, "a request that runs again on another worker finds them"

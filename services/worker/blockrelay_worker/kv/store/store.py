@@ -37,8 +37,8 @@ class PageStore:
 
     All methods but `settle`, `flush` and `close` return at once. The stage's blocks begin with `first_block`, and are
     as many as pages have layers: at least one. Every page that is put is written to all of `tiers`; `swap`, the last in
-    the order, gets only pages of preempted runs that no other tier holds. Starts two threads; `close` ends them, and no
-    method may be called after it.
+    the order, is for runs that were preempted or run again, and gets only pages that no other tier holds. Starts two
+    threads; `close` ends them, and no method may be called after it.
     """
 
     def __init__(
@@ -74,9 +74,12 @@ class PageStore:
         for thread in self._threads:
             thread.start()
 
-    def may_have(self, block_hash: bytes) -> bool:
-        """False if no tier could give the page of this name now: they lack it, or pause after a failure."""
-        return any(tier.may_have(block_hash) for tier in self._lookup)
+    def may_have(self, block_hash: bytes, *, resumes: bool = False) -> bool:
+        """False if no tier could give the page of this name now: they lack it, or pause after a failure.
+
+        The swap tier is not asked, because a disk may be slow: it may have pages of any run that `resumes`.
+        """
+        return any(tier.may_have(block_hash) for tier in self._tiers) or (resumes and self._swap is not None)
 
     def put(self, page: int, block_hash: bytes) -> None:
         """Queues a published page to be written. Dropped if too many wait, or if the page is reused before that."""
@@ -249,7 +252,8 @@ class PageStore:
         started, done = time.monotonic(), 0
         while done < len(load.hashes) and not self._hurry and time.monotonic() - started < STORE_LOAD_S:
             hashes = load.hashes[done : done + self._per_call]
-            filled = self._fill_some(hashes, load.pages[done : done + self._per_call])
+            tiers = self._lookup if load.resumes else self._tiers
+            filled = self._fill_some(tiers, hashes, load.pages[done : done + self._per_call])
             if filled < len(hashes) and load.given is not None:
                 filled = self._fill_given(load, done, filled, len(hashes))
             done += filled
@@ -257,10 +261,10 @@ class PageStore:
                 break
         return done
 
-    def _fill_some(self, hashes: Sequence[bytes], pages: Sequence[int]) -> int:
-        """Fills pages from the tiers; returns the number of leading pages that are filled."""
+    def _fill_some(self, tiers: Sequence[Tier], hashes: Sequence[bytes], pages: Sequence[int]) -> int:
+        """Fills pages from these tiers; returns the number of leading pages that are filled."""
         filled: set[int] = set()
-        for tier in self._lookup:
+        for tier in tiers:
             missing = [i for i in range(len(hashes)) if i not in filled]
             for i, records in zip(missing, tier.get([hashes[i] for i in missing], self._blocks), strict=True):
                 if records is None:
