@@ -178,3 +178,18 @@ def test_a_server_that_is_gone_is_trouble_for_whoever_appends(own_redis: RedisSe
         with pytest.raises(RedisTrouble):
             measured_profile.replace(client, keys, MODEL, MeasuredProfile(), instead_of=None)
         own_redis.start()
+
+
+@pytest.mark.parametrize("damage", ["rub{{", "[]", "{}", '{"reasons": [], "blocks": {"x": 1}}', "\xff"])
+def test_a_damaged_plan_is_told_with_its_key_and_published_again_once_it_is_removed(
+    client: redis.Redis, keys: Keys, scheduler: Callable[..., PlanPublisher], damage: str
+) -> None:
+    publisher = scheduler(TWO)
+    plan = publisher.publish([], trusted=True)
+    client.hset(keys.plan(MODEL), "plan", damage)
+    for ask in (lambda: read_plan(client, keys, MODEL), lambda: publisher.publish([], trusted=True)):
+        with pytest.raises(RedisRefused, match=f"{keys.plan(MODEL)} is damaged .*remove the key with DEL"):
+            ask()
+    client.delete(keys.plan(MODEL))
+    again = publisher.publish([], trusted=True)
+    assert again.split == plan.split

@@ -45,10 +45,10 @@ class PlanPublisher:
 
         `workers` are all registered ones of the model. `trusted`: the silence of workers means something, so that empty
         stages count. A plan that only says which GPUs are ready waits, for READY_EVERY_S at most. Raises RedisTrouble,
-        also for an entry of the history that cannot be read.
+        also for a plan, or an entry of the history, that cannot be read.
         """
         fields, entry = self._look()
-        current = Plan.from_redis(fields)
+        current = registry.decode_plan(self.link.keys, self.model, fields)
         deserted = self._deserted(workers, current, trusted)
         decision = decide(workers, planned=entry.planned, source=entry.source, current=current, deserted=deserted)
         if current and fields.get(b"inputs", b"").decode() == decision.inputs:
@@ -87,7 +87,7 @@ class PlanPublisher:
             both.hgetall(self.link.keys.plan(self.model))
             both.xrevrange(self.link.keys.plan_history(self.model), count=1)
             fields, entries = cast(Any, both.execute())
-            entry = plan_history.newest(entries)
+            entry = plan_history.newest(self.link.keys, self.model, entries)
             if entry is not None:
                 break
             self._append(self._entry.planned, self._entry.origin, self._entry.who, behind="")  # Redis lost the history

@@ -14,6 +14,7 @@ from blockrelay.errors import UsageError
 from blockrelay.protocol.block_times import BlockTimes
 from blockrelay.protocol.capabilities import Capabilities, Pace
 from blockrelay.protocol.constants import DEAD_AFTER_MS
+from blockrelay.protocol.encoding.checks import reading
 from blockrelay.protocol.served_folder import ServedFolder, folders_from_json
 
 #: Kinds of devices: of workers, of the routes of requests, and of queues. The Lua scripts spell these names too.
@@ -97,15 +98,20 @@ class Plan:
 
     @classmethod
     def from_redis(cls, fields: Mapping[bytes, bytes]) -> "Plan | None":
-        """Reads the fields of `plan:<model>`, without what a later release may add; None when there is no plan yet."""
+        """Reads the fields of `plan:<model>`, without what a later release may add; None when there is no plan yet.
+
+        Raises WireError if they are damaged.
+        """
         if b"plan" not in fields:
             return None
-        data: dict[str, Any] = json.loads(fields[b"plan"])
-        data["epoch"] = int(fields[b"epoch"])
-        data["reasons"] = tuple(data["reasons"])
-        data["devices"] = tuple(map(tuple, data.get("devices", ())))
-        data["blocks"] = dict(sorted(data["blocks"].items(), key=lambda block: int(block[0].removeprefix("block_"))))
-        return cls(**{name: value for name, value in data.items() if name in cls.__dataclass_fields__})
+        with reading("the plan"):
+            data: dict[str, Any] = json.loads(fields[b"plan"])
+            data["epoch"] = int(fields[b"epoch"])
+            data["reasons"] = tuple(data["reasons"])
+            data["devices"] = tuple(map(tuple, data.get("devices", ())))
+            blocks = data["blocks"].items()
+            data["blocks"] = dict(sorted(blocks, key=lambda block: int(block[0].removeprefix("block_"))))
+            return cls(**{name: value for name, value in data.items() if name in cls.__dataclass_fields__})
 
 
 #: A worker's state, as people see it. `loading`: not ready yet, with a stage or without. `short`: it waits for memory

@@ -59,15 +59,15 @@ class PlanEntry:
 def read_history(client: redis.Redis, keys: Keys, model: str) -> list[PlanEntry]:
     """Returns all entries, newest first. Raises RedisRefused for an entry that cannot be read."""
     entries = cast(Any, client.xrevrange(keys.plan_history(model), count=KEPT))
-    return [_entry(entry_id, fields) for entry_id, fields in entries]
+    return [_entry(keys.plan_history(model), entry_id, fields) for entry_id, fields in entries]
 
 
-def newest(answer: list[tuple[bytes, Mapping[bytes, bytes]]]) -> PlanEntry | None:
+def newest(keys: Keys, model: str, answer: list[tuple[bytes, Mapping[bytes, bytes]]]) -> PlanEntry | None:
     """Returns the entry in the answer of `XREVRANGE plan-history:<model> + - COUNT 1`; None if there is none.
 
     Raises RedisRefused for an entry that cannot be read.
     """
-    return _entry(*answer[0]) if answer else None
+    return _entry(keys.plan_history(model), *answer[0]) if answer else None
 
 
 def append(
@@ -102,8 +102,8 @@ def this_person() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> PlanEntry:
-    where = f"entry {entry_id.decode()} of the plan history"
+def _entry(key: str, entry_id: bytes, fields: Mapping[bytes, bytes]) -> PlanEntry:
+    where = f"entry {entry_id.decode()} of the plan history ({key})"
     origin = fields.get(b"origin", b"").decode(errors="replace")
     try:
         if origin not in get_args(Origin):

@@ -12,6 +12,7 @@ from typing import Any, cast
 import redis
 import redis.asyncio
 
+from blockrelay.errors import RedisRefused, WireError
 from blockrelay.protocol.keys import Keys
 from blockrelay.protocol.number import is_spoken, number_of
 from blockrelay.protocol.plan import Plan, WorkerInfo
@@ -79,13 +80,22 @@ async def read_workers_async(client: redis.asyncio.Redis, keys: Keys, model: str
 
 
 def read_plan(client: redis.Redis, keys: Keys, model: str) -> Plan | None:
-    """Returns the plan of `model` in force; None while there is none."""
-    return Plan.from_redis(cast(Any, client.hgetall(keys.plan(model))))
+    """Returns the plan of `model` in force; None while there is none. Raises RedisRefused for a damaged one."""
+    return decode_plan(keys, model, cast(Any, client.hgetall(keys.plan(model))))
 
 
 async def read_plan_async(client: redis.asyncio.Redis, keys: Keys, model: str) -> Plan | None:
     """Does what `read_plan` does, on an asyncio client."""
-    return Plan.from_redis(await cast(Any, client.hgetall(keys.plan(model))))
+    return decode_plan(keys, model, await cast(Any, client.hgetall(keys.plan(model))))
+
+
+def decode_plan(keys: Keys, model: str, fields: Mapping[bytes, bytes]) -> Plan | None:
+    """Returns the plan in the `fields` of its record; None if there is none. Raises RedisRefused for a damaged one."""
+    try:
+        return Plan.from_redis(fields)
+    except WireError as error:
+        remedy = "remove the key with DEL, and the scheduler publishes the plan again"
+        raise RedisRefused(f"{keys.plan(model)} is damaged ({error}): {remedy}", code="PLAN") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

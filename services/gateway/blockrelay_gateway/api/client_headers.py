@@ -21,7 +21,7 @@ PREFER = "Prefer"
 _PREFERENCE = re.compile(r'(?:[^",]|"(?:\\.|[^"\\])*"?)+')
 #: The form of `Blockrelay-Fallback` with a limit.
 _LIMIT = re.compile(r"max_slowdown\s*=\s*([0-9.e+-]{1,40})", re.ASCII)
-_WAIT = re.compile(r'wait\s*=\s*(?:(\d{1,9})|"(\d{1,9})")', re.ASCII | re.IGNORECASE)
+_WAIT = re.compile(r'wait\s*=\s*(?:(\d+)|"(\d+)")', re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Unknown fields are errors: a field that is silently ignored is a promise broken.
 """
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
@@ -35,13 +35,20 @@ class MaxSlowdown(Strict):
     )
 
 
-def _form_of(fallback: object) -> str:
-    """Returns the tag of the form that a value of `fallback` has, so that an error is about that form alone."""
-    return "an object" if isinstance(fallback, dict | MaxSlowdown) else "a word"
+def _form_of(fallback: object) -> str | None:
+    """Returns the tag of the form that a value of `fallback` has; None: neither."""
+    if isinstance(fallback, dict | MaxSlowdown):
+        return "an object"
+    return "a word" if fallback in get_args(Fallback) else None
 
 
 AnyFallback = Annotated[
-    Annotated[Fallback, Tag("a word")] | Annotated[MaxSlowdown, Tag("an object")], Discriminator(_form_of)
+    Annotated[Fallback, Tag("a word")] | Annotated[MaxSlowdown, Tag("an object")],
+    Discriminator(
+        _form_of,
+        custom_error_type="fallback",
+        custom_error_message="Input should be 'allow', 'recompute', 'deny' or {\"max_slowdown\": NUMBER}",
+    ),
 ]
 
 

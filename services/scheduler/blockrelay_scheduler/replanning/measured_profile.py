@@ -12,9 +12,10 @@ from typing import Any, cast
 import redis
 
 from blockrelay.errors import WireError
+from blockrelay.observability import logs
 from blockrelay.protocol.encoding import checks
 from blockrelay.protocol.keys import Keys
-from blockrelay.redis.errors import Overtaken
+from blockrelay.redis.errors import CommandError, Overtaken
 
 #: Factors beyond these are damage: a guess may be far off, but not so far.
 _LEAST, _MOST = 1e-6, 1e6
@@ -57,6 +58,20 @@ def decode(content: bytes | None) -> MeasuredProfile | None:
                 replanned_ms=_moment(fields["replanned_ms"]),
             )
     except WireError:
+        return None
+
+
+def read(client: redis.Redis, keys: Keys, model: str) -> bytes | None:
+    """Returns the record as it is in Redis; None if there is none.
+
+    Removes a key that is no text, which people can only have made by hand: the record is measured again.
+    """
+    key = keys.measured_profile(model)
+    try:
+        return cast(Any, client.get(key))
+    except CommandError:
+        logs.get().warning("MEASURED_PROFILE_DAMAGED", key=key, reason="it is measured again")
+        client.delete(key)
         return None
 
 

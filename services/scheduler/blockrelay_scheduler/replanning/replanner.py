@@ -54,7 +54,7 @@ class Replanner:
         self._show(serving)
         if self.settings.replan == "off" or leaving or plan.split != entry.planned.text:
             return
-        content = cast(Any, self.link.client.get(self.link.keys.measured_profile(self.model)))
+        content = measured_profile.read(self.link.client, self.link.keys, self.model)
         before = measured_profile.decode(content)
         if before is None:
             if content is not None:

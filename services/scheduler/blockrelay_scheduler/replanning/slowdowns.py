@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from blockrelay.errors import WireError
 from blockrelay.observability import logs
 from blockrelay.planning.profile import BASE_CONTEXT
+from blockrelay.protocol.encoding.checks import reading
 from blockrelay.protocol.plan import GPU, WorkerInfo
 from blockrelay.protocol.transitions import calls
 from blockrelay_scheduler.link import SchedulerLinks
@@ -94,11 +96,8 @@ class SlowdownPublisher:
         Raises RedisTrouble.
         """
         client, keys = self.link.client, self.link.keys
-        ask = client.pipeline(transaction=False)
-        ask.hget(keys.plan(self.model), "slowdowns")
-        ask.get(keys.measured_profile(self.model))
-        told, content = cast(Any, ask.execute())
-        record = measured_profile.decode(content) or MeasuredProfile()
+        told = cast(Any, client.hget(keys.plan(self.model), "slowdowns"))
+        record = measured_profile.decode(measured_profile.read(client, keys, self.model)) or MeasuredProfile()
         now, before = slowdowns(self.costs, workers, record), _published(told)
         if is_news(before, now):
             self.link.scripts.run(calls.publish_slowdowns(self.model, now))
@@ -106,6 +105,10 @@ class SlowdownPublisher:
 
 
 def _published(told: bytes | None) -> dict[str, float]:
-    """Returns the slowdowns in the plan's record, empty where there are none."""
-    ratios = cast(dict[str, float], json.loads(told)) if told else {}
-    return {stage: ratio for stage, ratio in ratios.items() if ratio > 0 and math.isfinite(ratio)}
+    """Returns the slowdowns in the plan's record, empty where there are none, or damaged ones."""
+    try:
+        with reading("slowdowns"):
+            ratios = cast(dict[str, float], json.loads(told)) if told else {}
+            return {stage: ratio for stage, ratio in ratios.items() if ratio > 0 and math.isfinite(ratio)}
+    except WireError:
+        return {}  # they are published again

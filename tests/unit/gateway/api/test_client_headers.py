@@ -89,6 +89,8 @@ def test_what_they_cannot_be_is_refused_by_name(
         told = refused.json()
         assert (refused.status_code, told["error"]["param"]) == (400, param), told
         assert param in told["error"]["message"]
+        if param == "fallback":
+            assert '{"max_slowdown": NUMBER}' in told["error"]["message"], "all that it can be"
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])

@@ -28,6 +28,7 @@ def test_what_is_no_number_of_seconds_is_refused(gateway: RunningGateway, value:
         (['foo="a, wait=x", handling=lenient', "wait=7"], 7),
         (["waiting=5"], 0),
         (["wait=999999"], 50),
+        (["wait=10000000000"], 50),
     ],
 )
 def test_the_first_wait_among_the_preferences_counts(values: list[str], seconds: float) -> None:

@@ -172,6 +172,13 @@ def test_a_damaged_record_is_measured_again(running: Cell, client: redis.Redis, 
     assert set(record(running).processes) == {"h:1", "h:2"}
 
 
+def test_a_key_of_another_type_is_removed_and_measured_again(running: Cell, client: redis.Redis) -> None:
+    key = running.keys.measured_profile(MODEL)
+    client.hset(key, "a", "b")
+    Watching(running).look()
+    assert set(record(running).processes) == {"h:1", "h:2"}
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"first": 1}', b'{"first":1,"seconds":["a"],"rows":1}'])
 def test_times_that_cannot_be_read_are_none(running: Cell, client: redis.Redis, content: bytes) -> None:
     client.hset(running.keys.worker("h:1:a"), "block_times", content)  # pyright: ignore[reportArgumentType]

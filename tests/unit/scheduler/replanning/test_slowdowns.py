@@ -154,3 +154,10 @@ class TestPublishing:
         cell.client.set(cell.keys.measured_profile(MODEL), b"damaged")
         publisher.publish([worker(0, "gpu"), worker(0, "cpu")])
         assert self.shown(cell) == {"1-2": 3.0}
+
+    @pytest.mark.parametrize("damage", ["{", "[1]", '{"1-2": "x"}'])
+    def test_replaces_damaged_ones(self, cell: Cell, publisher: SlowdownPublisher, damage: str) -> None:
+        publisher.publish([worker(0, "gpu"), worker(0, "cpu")])
+        cell.client.hset(cell.keys.plan(MODEL), "slowdowns", damage)
+        publisher.publish([worker(0, "gpu"), worker(0, "cpu")])
+        assert self.shown(cell) == {"1-2": 3.0}

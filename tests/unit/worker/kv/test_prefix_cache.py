@@ -224,7 +224,7 @@ class Written:
     def __init__(self) -> None:
         self.names: list[bytes] = []
 
-    def may_have(self, name: bytes) -> bool:
+    def may_have(self, name: bytes, *, resumes: bool = False) -> bool:
         return False
 
     def put(self, page: int, name: bytes) -> None:
