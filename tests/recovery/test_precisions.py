@@ -9,11 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from blockrelay_converter.convert import convert
 from tests.support.models.tiny_model import write_tiny_model
-from tests.support.systems.up_process import UpProcess, run_command, running_up
+from tests.support.systems.up_process import UpProcess, run_command, running_up, starting_up
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)  # beside the systems that say what is right
@@ -176,6 +177,29 @@ def test_memory_decides_about_the_precision(
         origins = [entry["origin"] for entry in reversed(json.loads(done.stdout))]
         assert origins == ["settings", "degraded", "restored"]
         up.assert_nothing_is_ownerless()
+
+
+def test_a_start_without_the_folder_in_force_says_what_to_do(folders: dict[str, Path], tmp_path: Path) -> None:
+    def listed(up: UpProcess) -> str:
+        return httpx.get(f"{up.url}/v1/models").json()["data"][0]["precision"]
+
+    model, *options = both(folders)
+    with running_up(model, *map(str, options), data=tmp_path) as up:
+        assert listed(up) == "w8a8"
+        command(up, "set", "w4a8")
+        wait_until(lambda: is_over(up, "w4a8"), "all workers have changed", timeout_s=60)
+        wait_until(lambda: listed(up) == "w4a8", "clients see it within a second or so")
+        entries = json.loads(run_command("plan", "history", "--data", up.data, "--json").stdout)
+        assert [entry["precision"] for entry in entries] == ["w4a8", "w8a8"]
+    with starting_up("--model", str(model), "--port", "0", data=tmp_path) as process:
+        said = "which no worker has; start workers with --other-precision DIR, or change to w8a8"
+        status = ("status", "--data", tmp_path, "--json")
+        wait_until(lambda: said in run_command(*status).stdout, "it says why it is not ready", timeout_s=60)
+        done = run_command("precision", "set", "w8a8", "--data", tmp_path)
+        assert done.returncode == 0, done
+        up = UpProcess(process, tmp_path)
+        assert (precision_of(ask(up, 0)), listed(up)) == ("w8a8", "w8a8")
+        assert up.stop() == 0
 
 
 @pytest.fixture(scope="module")

@@ -282,7 +282,22 @@ def _why_unserved(plan: Plan, workers: Sequence[WorkerInfo], stage: int) -> str:
     states |= {one.state for one in workers if (one.split, one.stage) == (plan.split, stage)}
     if "short" in states:
         return "has a worker that lacks memory for it"
-    return "changes to another precision" if "retiring" in states else "has no live worker"
+    if "retiring" in states:
+        return "changes to another precision"
+    alive = [one for one in workers if one.is_alive]
+    # Records of releases that did not know folders have none: such a worker may have it.
+    if alive and all(one.folders and one.folder_with(plan.folder) is None for one in alive):
+        others = " or ".join(sorted({folder.precision for one in alive for folder in one.folders}))
+        return (
+            f"has no live worker: the plan asks for block folder {plan.folder or alive[0].model}, which no worker has; "
+            f"start workers with --other-precision DIR, or change to {others} with `blockrelay precision set`"
+        )
+    return "has no live worker"
+
+
+def folder_in_force(plan: Plan, workers: Sequence[WorkerInfo]) -> ServedFolder | None:
+    """Returns the block folder that the plan gives all workers of its model; None where no worker has it."""
+    return next((folder for one in workers if (folder := one.folder_with(plan.folder))), None)
 
 
 def is_served(split: str, workers: Sequence[WorkerInfo], *, numerics: str | None = None) -> bool:

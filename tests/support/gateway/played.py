@@ -64,22 +64,31 @@ class PlayedWorker:
                 model=self.model, split=self.split, stage=stage, pages=pages, slots=64, numerics=NUMERICS,
             )  # fmt: skip
         if plan:
-            published = Plan(
-                epoch=0,
-                split=self.split,
-                route_class="cpu",
-                assignments={self.names[s]: s for s in stages},
-                blocks={"block_1": "CPU", "block_2": "CPU"},
-                reasons=("one half", "the other"),
-                devices=(("cpu:0",), ()),
-                source="a test",
-            )
-            self.scripts.run(
-                calls.publish_plan(
-                    self.model, replaces_epoch=0, inputs="i", route_class="cpu", plan=published.to_json()
-                )
-            )
+            self.give_folder("", replaces_epoch=0, stages=stages)
         return self
+
+    def give_folder(self, folder: str, *, replaces_epoch: int, stages: tuple[int, ...] = (0, 1)) -> None:
+        """Publish a plan that names the workers of these stages and this block folder; "": that of the gateway."""
+        published = Plan(
+            epoch=replaces_epoch,
+            split=self.split,
+            route_class="cpu",
+            assignments={self.names[s]: s for s in stages},
+            blocks={"block_1": "CPU", "block_2": "CPU"},
+            reasons=("one half", "the other"),
+            devices=(("cpu:0",), ()),
+            source="a test",
+            folder=folder,
+        )
+        self.scripts.run(
+            calls.publish_plan(
+                self.model,
+                replaces_epoch=replaces_epoch,
+                inputs=f"i{folder}",
+                route_class="cpu",
+                plan=published.to_json(),
+            )
+        )
 
     def beat(self, stages: tuple[int, ...] = (0, 1)) -> None:
         seconds, micros = self.client.time()  # pyright: ignore[reportGeneralTypeIssues]

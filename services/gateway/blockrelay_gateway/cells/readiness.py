@@ -51,6 +51,7 @@ class Readiness:
         self._set_at = float("-inf")
         #: True if a token could be produced at the last check of `watch`, and before the first one.
         self.serves = True
+        self._read: tuple[Plan | None, list[WorkerInfo]] = None, []
 
     async def obstacles(self) -> list[str]:
         """The reasons why the cell accepts no requests, one sentence each; empty if it does."""
@@ -61,6 +62,12 @@ class Readiness:
     async def gaps(self) -> list[str]:
         """The reasons why the cell can produce no token, one sentence each; empty if it can."""
         return await self.obstacles() or await self._known_missing.get()
+
+    async def cell(self) -> tuple[Plan | None, list[WorkerInfo]]:
+        """The plan and the workers of the cell, as they were within READINESS_FRESH_S; older where Redis cannot be
+        read, or the gateway ends. No plan: there was none, or none could be read yet."""
+        await self.gaps()
+        return self._read
 
     async def watch(self) -> None:
         """Updates `serves` every READINESS_FRESH_S seconds until cancelled."""
@@ -112,7 +119,8 @@ class Readiness:
 
     async def _cell(self) -> tuple[Plan | None, list[WorkerInfo]]:
         plan = await read_plan_async(self._client, self._keys, self._model)
-        return plan, await read_workers_async(self._client, self._keys, self._model)
+        self._read = plan, await read_workers_async(self._client, self._keys, self._model)
+        return self._read
 
     def _set_load(self, workers: list[WorkerInfo], unfinished: int) -> None:
         load = cell_load(workers, unfinished)

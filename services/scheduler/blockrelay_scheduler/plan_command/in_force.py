@@ -65,12 +65,16 @@ def rollback(
 def history(redis: RedisUrl = None, data: Data = None, model_key: ModelKey = None, as_json: AsJson = False) -> None:
     """Show the plans that a cell was given, newest first, and who gave each."""
     with served_model(redis, data, model_key) as served:
+        now = precisions_of(read_workers(served.client, served.keys, served.model), served.plan, served.model)
         if as_json:
-            typer.echo(json.dumps([_entry_json(entry) for entry in served.history], indent=1))
+            entries = [_entry_json(entry, now.name_of(entry.planned.folder)) for entry in served.history]
+            typer.echo(json.dumps(entries, indent=1))
             return
-        table = Table("entry", "when", "split", "from", title=f"plans of model {served.model}, newest first")
+        title = f"plans of model {served.model}, newest first"
+        table = Table("entry", "when", "split", "precision", "from", title=title)
         for entry in served.history:
-            table.add_row(entry.id, _when(entry), entry.planned.text, entry.source)
+            precision = now.name_of(entry.planned.folder)
+            table.add_row(entry.id, _when(entry), entry.planned.text, precision, entry.source)
         Console().print(table)
 
 
@@ -108,17 +112,19 @@ def _bring(served: Served, planned: PlannedSplit, origin: Origin, *, dry_run: bo
     """
     workers = read_workers(served.client, served.keys, served.model)
     lost = [lost_device.device for lost_device in read_lost_devices(served.client, served.keys)]
+    now = precisions_of(workers, served.plan, served.model)
+    before, after = now.name_of(served.folder), now.name_of(planned.folder)
     if planned.folder != served.folder:
         key = planned.folder or served.model
-        folder = precisions_of(workers, served.plan, served.model).available.get(key)
+        folder = now.available.get(key)
         if folder is None:
             raise UsageError(f"no worker has the folder {key} of that plan: start workers with --other-precision DIR")
         check_folder(workers, folder)
     plan_change = change(workers, planned, served.plan, lost=lost)
     same = bool(served.history) and served.history[0].planned.serves_as(planned)
     if not as_json:
-        _show(plan_change, same=same, dry_run=dry_run)
-    answer: dict[str, Any] = {**plan_change.to_json(), "changed": False}
+        _show(plan_change, "" if before == after else f"{before} -> {after}", same=same, dry_run=dry_run)
+    answer: dict[str, Any] = {**plan_change.to_json(), "precision": after, "changed": False}
     if not dry_run and not same:
         entry, plan = enter(served, planned, origin)
         # Read again: a device may have gone since the check.
@@ -133,8 +139,11 @@ def _bring(served: Served, planned: PlannedSplit, origin: Origin, *, dry_run: bo
         typer.echo(json.dumps(answer, indent=1))
 
 
-def _show(plan_change: PlanChange, *, same: bool, dry_run: bool) -> None:
-    """Prints the stages of the new plan, and which workers load other blocks."""
+def _show(plan_change: PlanChange, precisions: str, *, same: bool, dry_run: bool) -> None:
+    """Prints the stages of the new plan, and which workers load other blocks.
+
+    `precisions` are that before and that after the change, `w4a8 -> w8a8`; empty: it stays.
+    """
     plan = plan_change.plan
     table = Table("stage", "blocks", "devices", "workers", "why", title=f"{plan_change.before.split} -> {plan.split}")
     for index, stage in enumerate(parse_split(plan.split)):
@@ -145,17 +154,20 @@ def _show(plan_change: PlanChange, *, same: bool, dry_run: bool) -> None:
     if same:
         typer.echo("this is the plan already: nothing to change")
         return
+    if precisions:
+        typer.echo(f"precision: {precisions}, all workers change to it one after the other")
     typer.echo(f"workers that load other blocks, while requests go on: {', '.join(plan_change.moving) or 'none'}")
     if dry_run:
         typer.echo("nothing was changed (--dry-run)")
 
 
-def _entry_json(entry: PlanEntry) -> dict[str, Any]:
-    """Returns an entry as `plan history --json` prints it."""
+def _entry_json(entry: PlanEntry, precision: str) -> dict[str, Any]:
+    """Returns an entry, whose block folder has this precision, as `plan history --json` prints it."""
     return {
         "entry": entry.id,
         "when": _when(entry),
         "split": entry.planned.text,
+        "precision": precision,
         "devices": list(map(list, entry.planned.devices)),
         "reasons": list(entry.planned.reasons),
         "origin": entry.origin,

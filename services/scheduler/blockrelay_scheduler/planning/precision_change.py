@@ -29,7 +29,8 @@ class Precisions:
     """Ids of those that lack memory for it; they are not pending."""
 
     def name_of(self, key: str) -> str:
-        """Returns the precision of a folder; its key where no worker says which it is."""
+        """Returns the precision of a folder, "" for that with which workers started; its key where none says it."""
+        key = key or self.model
         return self.available[key].precision if key in self.available else key
 
 

@@ -16,6 +16,7 @@ import structlog
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.encoding.request_ids import own_id
 from blockrelay.protocol.number import PROTOCOL
+from blockrelay.protocol.served_folder import ServedFolder, folders_to_json
 from blockrelay.protocol.transitions import calls
 from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.cells.readiness import Readiness
@@ -138,6 +139,23 @@ def test_the_one_model_is_listed_with_its_context(gateway: RunningGateway, folde
     assert listed["max_model_len"] == folder.model.max_position
     assert listed["model_hash"] == folder.manifest.model_hash
     assert listed["ignored_defaults"] == {}
+
+
+def test_the_listed_precision_is_that_in_force(gateway: RunningGateway, worker: PlayedWorker) -> None:
+    def listed(path: str = "models") -> list[tuple[str | None, str | None]]:
+        found = gateway.http.get(f"/v1/{path}").json()
+        return [(one["precision"], one["kv_cache_layout"]) for one in found.get("data", [found])]
+
+    assert listed() == [("fp32", "fp32")]
+    other = ServedFolder(key="n" * 16, precision="w4a8", kv_cache_layout="fp16", numerics="n")
+    worker.client.hset(worker.keys.worker("w1"), "folders", folders_to_json([other]))
+    worker.give_folder(other.key, replaces_epoch=1)
+    wait_until(lambda: listed() == [("w4a8", "fp16")], "within a second or so")
+    assert listed("models/tiny") == listed("plan") == listed()
+    worker.give_folder("gone", replaces_epoch=2)
+    wait_until(lambda: listed() == [(None, None)], "no worker says which precision it is")
+    worker.give_folder("", replaces_epoch=3)
+    wait_until(lambda: listed() == [("fp32", "fp32")], "that with which services started")
 
 
 def test_what_the_author_generates_with_and_we_do_not_apply_is_listed(

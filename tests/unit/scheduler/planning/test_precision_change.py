@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from blockrelay.errors import UsageError
-from blockrelay.protocol.plan import Plan, WorkerInfo, missing_stages
+from blockrelay.protocol.plan import Plan, WorkerInfo, folder_in_force, missing_stages
 from blockrelay.protocol.planned_split import equal_parts
 from blockrelay.protocol.served_folder import ServedFolder
 from blockrelay_scheduler.planning.plan_builder import decide
@@ -92,6 +92,30 @@ def test_a_stage_without_a_worker_says_why() -> None:
     ]
 
 
+def test_a_plan_whose_folder_no_worker_has_says_what_to_do() -> None:
+    plan = replace(PLAN, folder=OTHER)
+    (said,) = missing_stages(plan, [worker("a", None, folders=BOTH[:1])])
+    assert said == (
+        f"stage 0 (block_1 to block_4) has no live worker: the plan asks for block folder {OTHER}, which no worker "
+        "has; start workers with --other-precision DIR, or change to w8a8 with `blockrelay precision set`"
+    )
+    for workers in (
+        [worker("a", None, folders=BOTH[:1]), worker("b", None)],  # one has it
+        [worker("a", None, folders=())],  # one may have it
+        [worker("a", None, folders=BOTH[:1], silent_ms=60_000)],
+        [],
+    ):
+        assert missing_stages(plan, workers) == ["stage 0 (block_1 to block_4) has no live worker"]
+
+
+def test_the_folder_in_force_is_the_plans() -> None:
+    def found(folder: str) -> str | None:
+        one = folder_in_force(replace(PLAN, folder=folder), [worker("a", 0, folders=()), worker("b", 0)])
+        return one and one.precision
+
+    assert [found(folder) for folder in ("", OTHER, "gone")] == ["w8a8", "w4a8", None]
+
+
 def test_who_serves_what() -> None:
     found = precisions_of(
         [worker("a", 0, folder=OTHER), worker("b", 0, retires=True), worker("c", None, folder=OTHER)],
@@ -100,4 +124,4 @@ def test_who_serves_what() -> None:
     )
     assert found.serving == {OTHER: ("a",), MODEL: ("b",)}
     assert (found.wanted, found.pending) == (OTHER, ("b", "c"))
-    assert [found.name_of(key) for key in (MODEL, OTHER, "gone")] == ["w8a8", "w4a8", "gone"]
+    assert [found.name_of(key) for key in ("", MODEL, OTHER, "gone")] == ["w8a8", "w8a8", "w4a8", "gone"]

@@ -12,11 +12,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from blockrelay import __version__
 from blockrelay.auth.api_keys import Tenant
+from blockrelay.block_folder.manifest import Manifest
 from blockrelay.errors import ServiceUnavailable, Unauthorized
 from blockrelay.observability.metrics.gateway import Question
 from blockrelay.observability.metrics.tenants import OneTenant
 from blockrelay.observability.registry import Together
-from blockrelay.protocol.plan import Plan, WorkerInfo, missing_stages, parse_split
+from blockrelay.protocol.plan import Plan, WorkerInfo, folder_in_force, missing_stages, parse_split
+from blockrelay.protocol.served_folder import ServedFolder
 from blockrelay.redis.registry import read_plan_async, read_workers_async
 from blockrelay_gateway import policy
 from blockrelay_gateway.api import state
@@ -35,7 +37,7 @@ CellName = Annotated[str | None, Query(description="of several cells; default: t
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
     """The one model of this cell."""
-    return JsonAnswer({"object": "list", "data": [_model(state.of(request))]})
+    return JsonAnswer({"object": "list", "data": [await _model(state.of(request))]})
 
 
 @router.get("/v1/models/{name:path}")
@@ -45,7 +47,7 @@ async def model(name: str, request: Request) -> Response:
     if not name:
         return await models(request)
     gateway.builder.check_model(name)
-    return JsonAnswer(_model(gateway))
+    return JsonAnswer(await _model(gateway))
 
 
 @router.get("/v1/plan")
@@ -160,8 +162,6 @@ def _plan(plan: Plan, workers: list[WorkerInfo]) -> dict[str, Any]:
     missing = missing_stages(plan, workers)
     ready = {worker.id for worker in workers if worker.state == "ready"}
     by_id = {worker.id: worker for worker in workers}
-    known = {folder.key: folder for worker in workers for folder in worker.folders}
-    wanted = known.get(plan.folder or (workers[0].model if workers else ""))
     stages = [
         {
             "stage": index,
@@ -169,7 +169,7 @@ def _plan(plan: Plan, workers: list[WorkerInfo]) -> dict[str, Any]:
             "class": plan.blocks[f"block_{stage.first}"],
             "devices": plan.devices[index] if plan.devices else (),
             "workers": [
-                {"id": worker_id, "ready": worker_id in ready, **_precision(by_id.get(worker_id))}
+                {"id": worker_id, "ready": worker_id in ready, **_served(by_id.get(worker_id))}
                 for worker_id, at in plan.assignments.items()
                 if at == index
             ],
@@ -180,22 +180,28 @@ def _plan(plan: Plan, workers: list[WorkerInfo]) -> dict[str, Any]:
     return {
         "epoch": plan.epoch,
         "source": plan.source,
-        "precision": wanted and wanted.precision,
-        "kv_cache_layout": wanted and wanted.kv_cache_layout,
+        **_precision(folder_in_force(plan, workers)),
         "plan": plan.blocks,
         "stages": stages,
         "missing": missing,
     }
 
 
-def _precision(worker: WorkerInfo | None) -> dict[str, Any]:
+def _served(worker: WorkerInfo | None) -> dict[str, Any]:
     """Returns in which precision a worker serves its stage, with which KV pages; empty before it serves."""
     served = worker.served if worker is not None else None
-    return {} if served is None else {"precision": served.precision, "kv_cache_layout": served.kv_cache_layout}
+    return {} if served is None else _precision(served)
 
 
-def _model(gateway: Gateway) -> dict[str, Any]:
+def _precision(folder: ServedFolder | Manifest | None) -> dict[str, Any]:
+    """Returns the precision of a block folder and the numbers in its KV pages; None where they are not known."""
+    return {"precision": folder and folder.precision, "kv_cache_layout": folder and folder.kv_cache_layout}
+
+
+async def _model(gateway: Gateway) -> dict[str, Any]:
+    """Returns the model as `/v1/models` lists it, in the precision that is in force in the gateway's own cell."""
     manifest, model = gateway.served.folder.manifest, gateway.served.folder.model
+    plan, workers = await gateway.cells.home.readiness.cell()
     return {
         "id": gateway.served.name,
         "object": "model",
@@ -204,8 +210,7 @@ def _model(gateway: Gateway) -> dict[str, Any]:
         "max_model_len": model.max_position,
         "context_length": model.max_position,
         "meta": {"n_ctx_train": model.max_position},
-        "precision": manifest.precision,
-        "kv_cache_layout": manifest.kv_cache_layout,
+        **_precision(folder_in_force(plan, workers) if plan and plan.folder else manifest),
         "blocks": model.blocks,
         "model_hash": manifest.model_hash,
         "ignored_defaults": manifest.ignored_defaults,
