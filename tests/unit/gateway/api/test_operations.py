@@ -234,7 +234,9 @@ def test_the_log_tells_the_life_of_a_request_and_never_its_words(
     ):
         name = own_id(gateway.post("/v1/completions", prompt="a secret").headers["x-request-id"])
     # Either line may come first: the worker's answer is read beside the admission, which writes of the start.
-    complete, start = sorted((line for line in lines if line.get("request_id") == name), key=itemgetter("event"))
+    # On a busy machine others tell that Redis or the worker is slow.
+    of_it = [line for line in lines if line.get("request_id") == name and "PIPELINE_EXECUTION" in line["event"]]
+    complete, start = sorted(of_it, key=itemgetter("event"))
     assert (complete["event"], start["event"]) == ("PIPELINE_EXECUTION_COMPLETE", "PIPELINE_EXECUTION_START")
     assert start["total_blocks"] == 2 and complete["time"] > 0
     assert "secret" not in json.dumps(lines, default=str)
