@@ -18,7 +18,7 @@ from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.client import resuming
 from blockrelay_launcher.client.resuming import StreamEvent
 from blockrelay_launcher.drill.command import run_drill
-from blockrelay_launcher.drill.faults import KINDS
+from blockrelay_launcher.drill.faults import CHANGES, KINDS
 from blockrelay_launcher.drill.options import DrillOptions
 from blockrelay_launcher.drill.parts.killer import Killer
 from blockrelay_launcher.drill.system import DrilledSystem
@@ -64,10 +64,16 @@ def test_a_short_drill_over_all_roles_loses_nothing() -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in CHANGES])
 def test_a_short_drill_of_one_kind_loses_nothing(kind: str) -> None:
     found = found_by("--minutes", "0.3", "--faults", kind)
     assert set(found["faults"]) == {kind} and sum(found["faults"][kind].values()) >= 6
+
+
+@pytest.mark.faults
+def test_requests_that_swap_to_a_damaged_folder_lose_nothing() -> None:
+    found = found_by("--minutes", "0.5", "--faults", "kill,swap", "--kill", "worker")
+    assert set(found["faults"]) <= {"kill", "swap"} and found["faults"]["kill"]
 
 
 @pytest.mark.faults

@@ -135,11 +135,13 @@ class WorkerMetrics:
                 direction=get_args(Swap),
             ),
             make.counter(
-                "blockrelay_worker_swapped_bytes", "Bytes of these pages, by direction", direction=get_args(Swap)
+                "blockrelay_worker_swapped_bytes",
+                "Bytes of KV pages of runs that were preempted or run again: held in the page store (out), read (in)",
+                direction=get_args(Swap),
             ),
             make.counter(
                 "blockrelay_worker_swap_seconds",
-                "Time of holding and reading these pages, by direction",
+                "Time of holding (out) and reading (in) KV pages of runs that were preempted or run again",
                 direction=get_args(Swap),
             ),
         )

@@ -69,6 +69,13 @@ def test_plans_change_only_where_a_drill_has_stages_and_no_plan_of_its_own() -> 
     assert possible(("replan",), ROLES) == {}, "nobody is hurt"
 
 
+def test_pages_swap_only_where_it_is_asked_for_and_cpus_have_them() -> None:
+    options = DrillOptions(model=Path("m"))
+    assert not options.swaps
+    asked = replace(options, faults="kill,swap")
+    assert asked.swaps and not replace(asked, gpu="cpu").swaps and not replace(asked, blocks=Path("b")).swaps
+
+
 def test_names_are_read_and_a_wrong_one_is_told() -> None:
     assert parse_names(" cut,kill", "--faults", KINDS) == ("kill", "cut") and parse_names("", "--faults", KINDS) == ()
     assert parse_names("redis, worker", "--kill", ROLES) == ("worker", "redis")
