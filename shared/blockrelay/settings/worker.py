@@ -116,7 +116,7 @@ class WorkerSettings(Settings):
     swap_folder: Path | None = Field(
         default=None,
         description="folder on a disk for KV pages of preempted requests; workers of one host share it, and the first "
-        "one empties it; default: none",
+        "one removes older pages; default: none",
     )
     swap_bytes: int = Field(default=8 << 30, ge=1, description="most bytes of KV pages in that folder")
     page_store_redis_bytes: int = Field(default=0, ge=0, description="bytes of KV pages on the payload Redis; 0: none")

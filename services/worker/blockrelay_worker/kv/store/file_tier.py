@@ -9,16 +9,19 @@ from the files that have them.
 import errno
 import itertools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from blockrelay_worker.kv.block_hashes import HASH_BYTES
 from blockrelay_worker.kv.store.tier import StoredPage, TierFailure
 from blockrelay_worker.policy import ABANDONED_FILE_S, HOLD_S
 
 _BEGUN = ".begun-"
+_PAGE = re.compile(rf"[0-9a-f]{{{2 * HASH_BYTES}}}\.([0-9]+)-([0-9]+)")
 _HOLD_NS = int(HOLD_S * 1e9)
 #: Numbers of unfinished files: a process has two stores while it moves to another stage.
 _SERIAL = itertools.count()
@@ -214,10 +217,10 @@ class FileTier:
         try:
             with os.scandir(self._folder) as entries:
                 for entry in entries:
+                    if not is_of_a_tier(entry.name):
+                        continue  # such as the lock of who owns the folder
                     if blocks := _blocks_of(entry.name):
                         ranges.add(blocks)
-                    elif not entry.name.startswith(_BEGUN):
-                        continue  # the lock of who owns the folder
                     with suppress(OSError):  # another process has removed it
                         status = entry.stat(follow_symlinks=False)
                         files.append((status.st_mtime_ns, status.st_size, entry.path))
@@ -237,11 +240,15 @@ class FileTier:
         self._used, self._unseen, self._ranges = total, 0, self._own | ranges
 
 
+def is_of_a_tier(file_name: str) -> bool:
+    """Returns whether a file of this name is a page, or one that was begun: no other file may be removed."""
+    return file_name.startswith(_BEGUN) or _blocks_of(file_name) is not None
+
+
 def _blocks_of(file_name: str) -> tuple[int, int] | None:
     """First and last block of a page's file; None for any other file."""
-    _, _, blocks = file_name.partition(".")
-    first, _, last = blocks.partition("-")
-    return (int(first), int(last)) if first.isdigit() and last.isdigit() else None
+    found = _PAGE.fullmatch(file_name)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _touch(path: str, used_ns: int) -> None:
