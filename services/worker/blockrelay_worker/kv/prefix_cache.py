@@ -108,15 +108,17 @@ class PrefixCache:
         self._pool.free(kv.loaded(done.count))  # the rest is allocated again when rows come to it
         self._count(run, kv.computed - before)
 
-    def hold(self, run: Run) -> None:
+    def hold(self, run: Run, *, for_next: bool = False) -> None:
         """Has the page store hold the pages of a run that will be preempted, until `let_go` or its next load.
 
-        To be called while the run has its pages.
+        To be called while the run has its pages. `for_next`: the run ends, and the next one of its request reads them.
         """
         kv = run.kv
         if self._store is not None and kv.published:
+            self._store.hold(kv.pages[: kv.published], kv.hashes[: kv.published])
             kv.held = kv.published
-            self._store.hold(kv.pages[: kv.held], kv.hashes[: kv.held])
+        if for_next:
+            kv.held = 0  # the end of this run lets nothing go
 
     def let_go(self, run: Run) -> None:
         """Lets the page store drop the pages that it holds for the run, if any."""

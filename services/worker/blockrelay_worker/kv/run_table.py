@@ -75,8 +75,7 @@ class RunTable:
         if run is None:
             return False
         if again and self._cache is not None and run.params.use_cache:
-            self._cache.hold(run)
-            run.kv.held = 0  # for the next run, which ends this when it reads them
+            self._cache.hold(run, for_next=True)
         self._drop_request(request_id)
         return True
 

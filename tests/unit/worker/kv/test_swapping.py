@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from blockrelay_worker.runs.run import Run
 from tests.support.worker.stored_pages import LAYOUT, PROMPT, SHAPE, Worker, numbers, working
 
 
@@ -11,6 +12,15 @@ def reused(worker: Worker) -> None:
     """Other requests have used all pages of the pool meanwhile."""
     assert worker.store.flush(10)
     worker.pool.free(worker.pool.allocate(worker.pool.free_pages))
+
+
+def goes_on_from(worker: Worker, run: Run, tokens: int) -> None:
+    """The run gets this many tokens back, and computes the rest of PROMPT."""
+    worker.table.attach_prefix(run)
+    worker.loaded()
+    assert run.computed == tokens
+    worker.compute(run)
+    assert worker.content(run, len(PROMPT)) == numbers(len(PROMPT))
 
 
 @pytest.mark.parametrize("swaps", [False, True], ids=["in memory", "on the disk alone"])
@@ -71,11 +81,7 @@ def test_a_damaged_page_on_the_disk_is_computed_again(tmp_path: Path, damage: st
                 third.write_bytes(fourth.read_bytes())
             case _:
                 third.unlink()
-        worker.table.attach_prefix(run)
-        worker.loaded()
-        assert run.computed == 32
-        worker.compute(run)
-        assert worker.content(run, 70) == numbers(70)
+        goes_on_from(worker, run, 32)
 
 
 def test_a_full_disk_keeps_the_beginning_and_the_rest_is_computed_again(tmp_path: Path) -> None:
@@ -85,11 +91,7 @@ def test_a_full_disk_keeps_the_beginning_and_the_rest_is_computed_again(tmp_path
         worker.table.preempt(run)
         reused(worker)
         assert worker.trouble == ["full", "full"] and worker.value("swapped_pages", direction="out") == 2
-        worker.table.attach_prefix(run)
-        worker.loaded()
-        assert run.computed == 32
-        worker.compute(run)
-        assert worker.content(run, 70) == numbers(70)
+        goes_on_from(worker, run, 32)
 
 
 def test_a_new_request_does_not_wait_for_the_disk(tmp_path: Path) -> None:
@@ -102,3 +104,16 @@ def test_a_new_request_does_not_wait_for_the_disk(tmp_path: Path) -> None:
         again = worker.run(PROMPT, reruns=1)
         worker.loaded()
         assert again.computed == 64, "a request that runs again on another worker finds them"
+
+
+def test_a_waiting_run_that_ends_for_another_one_leaves_it_its_pages(tmp_path: Path) -> None:
+    """The worker drains, for example, while the run waits for pages of the pool."""
+    with working(tmp_path, swap=tmp_path / "swap") as worker:
+        run = worker.run(PROMPT)
+        worker.compute(run)
+        worker.table.preempt(run)
+        worker.table.drop(run.request_id, run.run_id, again=True)
+        reused(worker)
+        again = worker.run(PROMPT, reruns=1)
+        worker.loaded()
+        assert again.computed == 64
