@@ -45,7 +45,7 @@ DEVELOPERS = frozenset({
     "page_store_bytes", "page_store_folder", "page_store_ttl_s", "per_block", "prefix_cache", "prompt_tokens_per_s",
     "raise_protocol", "replan_after_s", "replan_every_s", "replan_gain", "restore_after_s", "sequential",
     "session_timeout_s", "spare_workers", "speculation", "stalled_after_s", "step_target_s", "tick_s",
-    "use_graph_cache", "vacancy_s", "warm_session_bytes",
+    "tensor_parallel", "use_graph_cache", "vacancy_s", "warm_session_bytes",
 })  # fmt: skip
 
 

@@ -51,6 +51,8 @@ PROFILE_MEMORY_SHARE = 0.5
 
 #: Most tokens of a batch, and most requests, on a CPU: as many as tests cover. Buffers grow with them.
 CPU_MAX_ROWS = 1 << 14
+#: Most tokens of a batch, and most requests, where ranks share a stage: their buffers cannot grow.
+RANK_MAX_ROWS = 1 << 12
 #: Most tokens of a batch, and most requests, with ONNX Runtime: as many as tests cover.
 ONNX_MAX_ROWS = 1 << 12
 

@@ -1,5 +1,5 @@
 // The functions that Python calls, built once per instruction set. They return a status: 0, 1 for an index out of
-// range, 2 for no memory; unless it is 0, nothing valid was written. The caller (kernels/interface.py) has checked shapes,
+// range, 2 for no memory, 3 for a rank that is gone; unless it is 0, nothing valid was written. The caller (kernels/interface.py) has checked shapes,
 // dtypes and layouts. `epsilon` is rounded to float here, where the rounding mode is known.
 #pragma once
 
@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "group_matmul.h"
 #include "matmul.h"
+#include "meeting.h"
 #include "peaks.h"
 #include "program.h"
 #include "rotary.h"
@@ -20,7 +21,7 @@ using namespace blockrelay;
 
 namespace {
 
-enum Status : int32_t { kOk = 0, kIndexOutOfRange = 1, kNoMemory = 2 };
+enum Status : int32_t { kOk = 0, kIndexOutOfRange = 1, kNoMemory = 2, kRankGone = 3 };
 
 bool in_range(const int32_t* index, int64_t count, int64_t end) {
   for (int64_t i = 0; i < count; i++)
@@ -80,7 +81,7 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
 }  // namespace
 
 // Must equal LIBRARY_VERSION in kernels/libraries.py, so that a library left over from an older install is not used.
-BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 14; }
+BLOCKRELAY_EXPORT int32_t blockrelay_version() { return 15; }
 
 // Makes the pool of threads that every other function takes; null if it cannot be made.
 BLOCKRELAY_EXPORT void* blockrelay_open(int32_t threads) {
@@ -133,16 +134,24 @@ BLOCKRELAY_EXPORT int32_t blockrelay_norm_quantise(void* pool, const float* x, c
 }
 
 BLOCKRELAY_EXPORT int32_t blockrelay_quantise(void* pool, const float* x, uint8_t* u, float* scale, int64_t rows,
-                                              int64_t n, int64_t group) {
+                                              int64_t n, int64_t hadamard_size, int64_t group) {
   StandardRounding rounding;
-  static_cast<Pool*>(pool)->run(rows, 4, rows * n * 4, [&](int64_t begin, int64_t end) {
+  bool ok = static_cast<Pool*>(pool)->run(rows, 4, rows * n * 4, [&](int64_t begin, int64_t end) {
+    float* const turned = hadamard_size ? scratch(size_t(n)) : nullptr;
+    if (hadamard_size && !turned) return false;
     for (int64_t row = begin; row < end; row++) {
-      auto value = [&](int64_t i, int lanes) { return load_some(x + row * n + i, lanes); };
+      const float* from = x + row * n;
+      if (hadamard_size) {
+        std::copy(from, from + n, turned);
+        hadamard(turned, n, hadamard_size);
+        from = turned;
+      }
+      auto value = [&](int64_t i, int lanes) { return load_some(from + i, lanes); };
       quantise_values(value, row, n, group, u, scale);
     }
     return true;
   });
-  return kOk;
+  return ok ? kOk : kNoMemory;
 }
 
 BLOCKRELAY_EXPORT int32_t blockrelay_add_scaled(void* pool, float* x, const float* y, const float* row_scale,
@@ -298,6 +307,26 @@ BLOCKRELAY_EXPORT int32_t blockrelay_sample(void* pool, void* rows, int64_t coun
   }
 }
 
+// Has all ranks meet, and writes the columns of all to `out` (meeting.h). `parts`: the addresses of their columns here.
+BLOCKRELAY_EXPORT int32_t blockrelay_gather(void* pool, void* meeting, int64_t rank, int64_t ranks, const void* parts,
+                                            const int64_t* widths, float* out, int64_t rows, int64_t columns) {
+  return gather(*static_cast<Pool*>(pool), *static_cast<Meeting*>(meeting), rank, ranks,
+                static_cast<const float* const*>(parts), widths, out, rows, columns)
+             ? kOk
+             : kRankGone;
+}
+
+// Sets the number of an event (meeting.h).
+BLOCKRELAY_EXPORT int32_t blockrelay_set_event(void*, void* event, int64_t number) {
+  static_cast<Event*>(event)->set(uint32_t(number));
+  return kOk;
+}
+
+// Waits until the number of an event is at least `number`.
+BLOCKRELAY_EXPORT int32_t blockrelay_wait_for_event(void*, void* meeting, void* event, int64_t number) {
+  return wait_for(*static_cast<const Meeting*>(meeting), *static_cast<Event*>(event), uint32_t(number)) ? kOk : kRankGone;
+}
+
 // Reads `bytes` (a multiple of 128) at p on all threads and writes a sum of them to `sum`.
 BLOCKRELAY_EXPORT int32_t blockrelay_read_all(void* pool, const uint8_t* p, int64_t bytes, uint64_t* sum) {
   *sum = read_all(*static_cast<Pool*>(pool), p, bytes);
@@ -332,6 +361,7 @@ BLOCKRELAY_EXPORT void* blockrelay_invoker(const char* name) {
       {"attention", Invoker<&blockrelay_attention>::invoke},
       {"multiply_groups", Invoker<&blockrelay_multiply_groups>::invoke},
       {"multiply", Invoker<&blockrelay_multiply>::invoke},
+      {"gather", Invoker<&blockrelay_gather>::invoke},
   };
   for (const auto& one : all)
     if (std::strcmp(one.name, name) == 0) return reinterpret_cast<void*>(one.invoke);

@@ -92,7 +92,7 @@ bool rows_agree(const Pools& pools) {
       Buffer<uint8_t>* u = r.u + k;
       Buffer<float>* s = r.scale + k;
       blockrelay_norm_quantise(pool[i], x.data(), weight.data(), 1e-5, u[0].data(), s[0].data(), rows, n, group);
-      blockrelay_quantise(pool[i], x.data(), u[1].data(), s[1].data(), rows, n, group);
+      blockrelay_quantise(pool[i], x.data(), u[1].data(), s[1].data(), rows, n, k ? 0 : size, group);
       blockrelay_swiglu_quantise(pool[i], gate_up.data(), k ? nullptr : scale.data(), u[2].data(), s[2].data(), rows, n,
                                  size, group);
     }
@@ -115,13 +115,13 @@ bool program_agrees(const Pools& pools) {
     scale[i].resize(size_t(rows));
   }
   blockrelay_norm(pools.three, x.data(), weight.data(), 1e-5, normed.data(), rows, n);
-  blockrelay_quantise(pools.three, normed.data(), u[0].data(), scale[0].data(), rows, n, 0);
+  blockrelay_quantise(pools.three, normed.data(), u[0].data(), scale[0].data(), rows, n, 0, 0);
   normed.assign(normed.size(), 0.0f);
   const auto word = [](const auto* p) { return uint64_t(reinterpret_cast<uintptr_t>(p)); };
   const uint64_t norm[] = {word(x.data()), word(weight.data()), bit_cast<uint64_t>(1e-5), word(normed.data()),
                            uint64_t(rows), uint64_t(n)};
   const uint64_t quantise[] = {word(normed.data()), word(u[1].data()), word(scale[1].data()), uint64_t(rows),
-                               uint64_t(n), 0};
+                               uint64_t(n), 0, 0};
   const auto invoker = [](const char* name) { return reinterpret_cast<Invoke>(blockrelay_invoker(name)); };
   Step steps[] = {{invoker("norm"), norm, 0}, {invoker("quantise"), quantise, 0}};
   bool ok = blockrelay_invoker("nothing") == nullptr;
@@ -386,7 +386,7 @@ int main() {
   auto call = [&] {
     Buffer<uint8_t> u(x.size());
     Buffer<float> scale(200);
-    for (int i = 0; i < 50; i++) blockrelay_quantise(pools.three, x.data(), u.data(), scale.data(), 200, 2000, 0);
+    for (int i = 0; i < 50; i++) blockrelay_quantise(pools.three, x.data(), u.data(), scale.data(), 200, 2000, 0, 0);
   };
   std::thread other(call);
   call();

@@ -86,6 +86,13 @@ class WorkerSettings(Settings):
     )
     port: int = Field(default=0, ge=0, le=65535, description="port of metrics and health; 0: a free one")
     threads: int = Field(default=1, ge=1, description="threads of the kernels, at most 4 for each core of the machine")
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="processes (ranks) that compute the worker's stage together, each with `threads` threads and a "
+        "share of the weights and KV pages; for w8a8 and w4a8 on CPUs of one Linux host",
+    )
     local_rows: Literal["on", "off"] = Field(
         default="on", description="hidden states to workers of this host by shared memory (Linux); off: all by Redis"
     )

@@ -11,6 +11,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.linears import Backend
 from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.ranks.shares import cut
 from blockrelay_worker.execution.self_test import first_mismatch
 from blockrelay_worker.kernels import load_kernels
 
@@ -48,16 +49,22 @@ class Chain:
         threads: int = 1,
         variant: Backend | None = None,
         pages: int = 200,
+        ranks: int = 1,
     ) -> None:
-        """`variant`: of the products; default: the fastest of ONNX Runtime's that is right on this machine."""
+        """`variant`: of the products; default: the fastest of ONNX Runtime's that is right on this machine.
+
+        Each stage is shared by `ranks` processes; `close` ends them.
+        """
         ends = ends or [folder.model.blocks]
         starts = [1, *(end + 1 for end in ends[:-1])]
         self.stages: list[StageExecutor] = []
         variant = variant or _right_variant(folder)
+        cut_into = None if ranks == 1 else cut(folder.model, ranks)
         for first, last in zip(starts, ends, strict=True):
             stage = StageExecutor(
-                folder, first, last, pages=pages, threads=threads, kernels=load_kernels(threads), backend=variant
-            )
+                folder, first, last,
+                pages=pages, threads=threads, kernels=load_kernels(threads), backend=variant, ranks=cut_into,
+            )  # fmt: skip
             for array in (*stage.memory.k_pages, *stage.memory.v_pages):
                 array.fill(np.nan)  # whoever reads what he did not write shows it
             self.stages.append(stage)
@@ -81,6 +88,10 @@ class Chain:
             if output.logits is not None:
                 return output.logits.copy()
         raise AssertionError("no stage holds the head")
+
+    def close(self) -> None:
+        for stage in self.stages:
+            stage.close()
 
     def solo(
         self, tokens: Sequence[int], chunks: Sequence[int] | None = None, first_page: int = 0

@@ -99,6 +99,8 @@ def workers(layout: ServiceLayout) -> list[ChildProcess]:
             own["device_id"] = spec.device_id
         if options.blocks is not None and options.blocks.imported is not None and not spec.gpu:
             own["imported_model"] = options.blocks.imported.folder
+        if not spec.gpu and options.topology.tensor_parallel > 1:
+            own["tensor_parallel"] = options.topology.tensor_parallel
         own["gpu"] = spec.gpu or None  # a setting in the environment is for workers that a user starts
         if spec.gpu:
             own["draft_model"] = None  # guesses are for our CPU kernels
@@ -113,7 +115,7 @@ def workers(layout: ServiceLayout) -> list[ChildProcess]:
 
 
 def _fair_threads(options: UpOptions, specs: Sequence[WorkerSpec]) -> int:
-    """Returns the threads of each worker: the cores divided by the number of routes.
+    """Returns the threads of each worker, or of each of its ranks: the cores divided by the number of routes and ranks.
 
     The stages of a route take turns with one whole batch on all of its cores, which was measured faster than each stage
     on a share of them.
@@ -123,7 +125,7 @@ def _fair_threads(options: UpOptions, specs: Sequence[WorkerSpec]) -> int:
     else:
         stages = len(options.planned.stages) if options.planned else options.topology.stages
         routes = -(-sum(spec.stages for spec in specs) // stages)
-    return max(1, cores() // max(1, routes))
+    return max(1, cores() // max(1, routes * options.topology.tensor_parallel))
 
 
 def gateways(layout: ServiceLayout) -> list[ChildProcess]:

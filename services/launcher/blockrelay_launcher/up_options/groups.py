@@ -170,6 +170,9 @@ class TopologyOptions(OptionGroup):
         Path | None, option("FILE", "File of all hosts, their devices and roles; --host names this host in it.")
     ] = None
     replicas: Annotated[int, option("N", "Number of CPU workers per stage.", min=1)] = 1
+    tensor_parallel: Annotated[
+        int, option("N", "Processes that share the stage of each CPU worker, --threads threads each.", min=1, max=64)
+    ] = 1
     gateways: Annotated[int, option("N", "Number of gateways, on consecutive ports; clients may use any.", min=1)] = 1
     schedulers: Annotated[
         int, option("N", "Number of schedulers; one is enough, with more the system survives the death of one.", min=1)

@@ -12,6 +12,7 @@ from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import Commit, CommitAnswer, Ended, Forward, NextJob
 from blockrelay.protocol.transitions import calls
 from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_worker.engine.care import Care
 from blockrelay_worker.engine.hand_over import HandOver
 from blockrelay_worker.engine.intake import Intake
 from blockrelay_worker.engine.quarantine import Quarantine
@@ -21,7 +22,6 @@ from blockrelay_worker.engine.step import Steps
 from blockrelay_worker.engine.step_reports import StepReports
 from blockrelay_worker.engine.token_commits import TokenCommits
 from blockrelay_worker.execution.executor import Executor
-from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.policy import EARLY_S, HELD_WAIT_S, IDLE_WAIT_S
 from blockrelay_worker.runs.kv_load import Loaded
@@ -63,7 +63,7 @@ class Engine:
         metrics: WorkerMetrics,
         state: WorkerMachine,
         sampler: Sampler,
-        care: DeviceCare | None = None,
+        care: Care | None = None,
         local: LocalLinks | None = None,
         guesser: Guesser | None = None,
     ) -> None:

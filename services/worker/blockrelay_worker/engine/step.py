@@ -17,6 +17,7 @@ from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.encoding.named_tensors import why_not_sent
 from blockrelay.protocol.plan import CPU, GPU
 from blockrelay_worker.engine.block_meter import BlockMeter
+from blockrelay_worker.engine.care import Care
 from blockrelay_worker.engine.quarantine import Quarantine, is_quarantined, separated
 from blockrelay_worker.engine.rows.batch_builder import batch_of, split, wanted_rows
 from blockrelay_worker.engine.rows.forward_builder import Part, forwards
@@ -28,7 +29,6 @@ from blockrelay_worker.engine.token_commits import TokenCommits
 from blockrelay_worker.execution.batch import Batch, StageOutput
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.page_layout import pages_for
-from blockrelay_worker.execution.process.care import DeviceCare
 from blockrelay_worker.kv.requested_kv import read_requested
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.policy import EXPORT_S, OUT_OF_MEMORY_TWICE_S, QUARANTINE_COMMIT_S
@@ -137,7 +137,7 @@ class Steps:
         least_s = self._role.step_limit_s
         return patience_s(self.cost, decode_tokens=decode_tokens, prompt_tokens=prompt_tokens, least_s=least_s)
 
-    def look_after(self, care: DeviceCare) -> None:
+    def look_after(self, care: Care) -> None:
         """Does what the device needs between two steps. Sets `lost` if the device turns out to be gone."""
         try:
             if self._doubted:

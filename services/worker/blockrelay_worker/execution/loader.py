@@ -13,6 +13,7 @@ from blockrelay.settings import WorkerSettings
 from blockrelay.typed_command import typed
 from blockrelay_worker.execution.cpu.imported import ImportedExecutors
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
+from blockrelay_worker.execution.cpu.shared_loading import SharedExecutors
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.onnx.compiled.cache_folder import default_root
 from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
@@ -125,21 +126,25 @@ def _warm(settings: WorkerSettings, folder: BlockFolder) -> tuple[int | None, in
 
 
 def executors_for(
-    folder: BlockFolder, *, threads: int, gpu: Gpu | None = None, imported: Path | None = None
+    folder: BlockFolder, *, threads: int, gpu: Gpu | None = None, imported: Path | None = None, ranks: int = 1
 ) -> Executors:
     """Returns the factory of executors for this folder on this machine.
 
     With `gpu` they run in a process of their own on that device. With `imported`, the block folder that was imported
-    from the model's ONNX files, our own kernels compute it. `threads`: CPU threads of our kernels, without `gpu`.
+    from the model's ONNX files, our own kernels compute it. `threads`: CPU threads of our kernels, without `gpu`; of
+    each of the `ranks` that share a stage.
 
     With `gpu` it raises UsageError if the device can never run stages of this folder, and DeviceLost or DeviceFailed
     for what may pass. Without `gpu`, it raises UsageError for a model of ONNX files without `imported`, or with an
-    import that does not fit the model. It raises BlockFolderError for an imported folder that cannot be opened.
+    import that does not fit the model. It raises UsageError for several ranks that cannot share stages of this folder
+    on this machine, and BlockFolderError for an imported folder that cannot be opened.
     """
+    if ranks > 1 and (gpu is not None or imported is not None or folder.model.onnx_blocks is not None):
+        raise UsageError("tensor_parallel is for our CPU kernels: leave it out with GPUs and with models of ONNX files")
     if gpu is not None:
         return DeviceExecutors(folder, gpu)
     if imported is not None:
         return ImportedExecutors(threads, folder, imported)
     if folder.model.onnx_blocks is not None:
         raise UsageError(f"this command does not run models of ONNX files: serve them with `{typed('up --blocks')}`")
-    return CpuExecutors(threads)
+    return SharedExecutors(folder, ranks=ranks, threads=threads) if ranks > 1 else CpuExecutors(threads)

@@ -99,15 +99,18 @@ class Kernels(ABC):
         self.call("norm", x, weight, eps, out, rows, hidden)
         return out
 
-    def quantise(self, x: F32, *, group: int = 0, u: U8 | None = None, scale: F32 | None = None) -> tuple[U8, F32]:
+    def quantise(
+        self, x: F32, *, hadamard: int = 0, group: int = 0, u: U8 | None = None, scale: F32 | None = None
+    ) -> tuple[U8, F32]:
         """Quantises each row: x [R,H] -> (u [R,H], scale [R]) with x ~ (u - 128) * scale.
 
-        `group` is 0, or 32 for a scale for each 32 values of a row: then scale is [R,H/32]. A row that is not finite
-        gets the scale NaN.
+        `hadamard` is as in `swiglu_quantise`. `group` is 0, or 32 for a scale for each 32 values of a row: then scale
+        is [R,H/32]. A row that is not finite gets the scale NaN.
         """
         rows, columns = arguments.matrix_shape("x", x)
+        arguments.check_hadamard(hadamard, columns)
         u, scale = arguments.quantised_out(u, scale, rows, columns, group)
-        self.call("quantise", x, u, scale, rows, columns, group)
+        self.call("quantise", x, u, scale, rows, columns, hadamard, group)
         return u, scale
 
     def rotary_append(

@@ -33,7 +33,7 @@ ISAS: Final = {
 }
 
 #: Version of the functions' arguments and numbers; to be raised together with the one in kernels.h.
-LIBRARY_VERSION: Final = 14
+LIBRARY_VERSION: Final = 15
 
 _log = logging.getLogger(__name__)
 FOLDER: Final = Path(__file__).parent

@@ -14,7 +14,8 @@ from blockrelay_worker.kernels.interface import IndexCheck, Value
 
 #: Makes the kernel calls of one part.
 Part: TypeAlias = Callable[[], None]
-_INDEX_OUT_OF_RANGE: Final = 1  # a status; see kernels.h
+_INDEX_OUT_OF_RANGE: Final = 1  # statuses; see kernels.h
+_RANK_GONE: Final = 3
 
 
 @final
@@ -104,6 +105,8 @@ def refuse(status: int, check_indices: IndexCheck) -> NoReturn:
     if status == _INDEX_OUT_OF_RANGE:
         check_indices()
         raise ExecutionError("a kernel refused its indices")
+    if status == _RANK_GONE:
+        raise ExecutionError("another process of this group of ranks is gone")
     raise ExecutionError("no memory for a kernel")
 
 

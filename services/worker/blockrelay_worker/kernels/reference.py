@@ -43,8 +43,8 @@ def _norm_quantise(x: F32, weight: F32, eps: float, u: U8, scale: F32, _rows: in
     float32.quantise(float32.norm(x, weight, eps), u, scale, group)
 
 
-def _quantise(x: F32, u: U8, scale: F32, _rows: int, _columns: int, group: int) -> None:
-    float32.quantise(x, u, scale, group)
+def _quantise(x: F32, u: U8, scale: F32, _rows: int, _columns: int, hadamard: int, group: int) -> None:
+    float32.quantise(float32.hadamard(x, hadamard) if hadamard else x, u, scale, group)
 
 
 def _add_scaled(x: F32, y: F32, row_scale: F32 | None, *_: int) -> None:

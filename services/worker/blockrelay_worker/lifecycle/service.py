@@ -31,7 +31,7 @@ from blockrelay_worker.lifecycle.heartbeat import Heartbeat
 from blockrelay_worker.lifecycle.local_rows import open_local_rows
 from blockrelay_worker.lifecycle.parts import WorkerParts
 from blockrelay_worker.lifecycle.registration import Registration, StageAssignment
-from blockrelay_worker.lifecycle.stage_parts import cache_of, readers_of, role_of
+from blockrelay_worker.lifecycle.stage_parts import cache_of, care_of_ranks, readers_of, role_of
 from blockrelay_worker.policy import DEVICE_PATIENCE, PAGES_FLUSH_S
 from blockrelay_worker.sampling.row_sampler import sampler_of
 from blockrelay_worker.scheduling.guesses import Guesser
@@ -247,7 +247,9 @@ class StageService:
         table = RunTable(executor.pool, cache)
         self._metrics.kv_pages_total.set(executor.pool.pages)
         self._metrics.expect_stage(role.stage, role.device, role.first, role.last)
-        path, care = self._folder.tokenizer_path, self._device and self._device.care(mailbox)
+        path, held = self._folder.tokenizer_path, self._loaded
+        assert held is not None, "it was loaded"
+        care = self._device.care(mailbox) if self._device else care_of_ranks(held[1], mailbox)
         local = open_local_rows(self._settings, role, self._folder.model, self._links, mailbox)
         engine = Engine(
             role,

@@ -7,12 +7,14 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay.protocol.plan import DEVICES, GPU
 from blockrelay_worker.engine.stage_role import StageRole
+from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.executor import Executor
+from blockrelay_worker.execution.ranks.care import RankCare
 from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.store.factory import open_page_store
 from blockrelay_worker.lifecycle.parts import WorkerParts
 from blockrelay_worker.lifecycle.registration import StageAssignment, rows_arrive
-from blockrelay_worker.transport.events import Event
+from blockrelay_worker.transport.events import DeviceEnded, Event
 from blockrelay_worker.transport.inbox_reader import Reader
 from blockrelay_worker.transport.mailbox import Mailbox
 from blockrelay_worker.transport.redis_links import Links
@@ -86,6 +88,18 @@ def cache_of(
         store=store,
         deliver=mailbox.put,
     )
+
+
+def care_of_ranks(executor: Executor, mailbox: Mailbox[Event]) -> RankCare | None:
+    """Returns the care of the ranks that share the stage; None if there are none.
+
+    When a rank ends, `mailbox` gets a DeviceEnded event.
+    """
+    group = executor.group if isinstance(executor, StageExecutor) else None
+    if group is None:
+        return None
+    group.when_lost = lambda: mailbox.put(DeviceEnded())
+    return RankCare(group)
 
 
 def readers_of(

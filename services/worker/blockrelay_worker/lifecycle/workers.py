@@ -113,7 +113,13 @@ class Workers:
                     return others.opened(
                         lambda device, gpu=gpu: DeviceExecutors(folder, replace(gpu, device=device), others=more)
                     )
-                return executors_for(folder, threads=settings.threads, gpu=gpu, imported=settings.imported_model)
+                return executors_for(
+                    folder,
+                    threads=settings.threads,
+                    gpu=gpu,
+                    imported=settings.imported_model,
+                    ranks=settings.tensor_parallel,
+                )
             except (DeviceLost, DeviceFailed, KnownAnswerMismatch, UsageError) as error:
                 # A GPU that has vanished since the first try may come back too.
                 if not settings.gpu or (isinstance(error, UsageError) and not failures):

@@ -37,6 +37,7 @@ DEVICE_LOSSES = (
     "out_of_memory",
     "device_limit",
     "refused",
+    "rank_ended",
 )
 
 

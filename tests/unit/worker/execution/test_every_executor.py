@@ -14,6 +14,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ExecutionError
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
+from blockrelay_worker.execution.cpu.shared_loading import SharedExecutors
 from blockrelay_worker.execution.executor import Executor
 from blockrelay_worker.execution.fault_injection import SaltedExecutor, SlowedExecutor, salted_id
 from blockrelay_worker.execution.loader import Executors, executors_for
@@ -84,6 +85,7 @@ def in_a_process(folder: BlockFolder, begun: dict[Path, DeviceExecutors]) -> Dev
 #: By the device that stages are loaded to.
 KINDS: dict[str, Callable[[BlockFolder, dict[Path, DeviceExecutors]], Executors | OnnxExecutors]] = {
     "kernels": lambda folder, begun: CpuExecutors(1),
+    "ranks": lambda folder, begun: SharedExecutors(folder, ranks=2, threads=1),
     "onnx": lambda folder, begun: onnx("cpu"),
     "process": in_a_process,
     "webgpu": lambda folder, begun: onnx("webgpu:0"),
@@ -91,6 +93,7 @@ KINDS: dict[str, Callable[[BlockFolder, dict[Path, DeviceExecutors]], Executors 
 }
 #: Which folders show all there is of it, and its marks. Weights are the business of test_small_weights.
 ON_DEVICES: dict[str, tuple[Sequence[str], Sequence[pytest.MarkDecorator]]] = {
+    "ranks": (("w8a8", "w4a8", "mixed_exact"), ()),
     "process": (FOLDERS, ()),
     "webgpu": (("fp32", "w8a8"), (pytest.mark.software_gpu,)),
     "webgpu_float16": (("fp16",), (pytest.mark.software_gpu, pytest.mark.float16)),
@@ -137,6 +140,7 @@ def load(
     folder: BlockFolder,
     device_processes: dict[Path, DeviceExecutors],
     kept: dict[tuple[str, Path, int, int], list[Executor]],
+    request: pytest.FixtureRequest,
 ) -> Callable[[int, int], Executor]:
     """Loads blocks first to last, as often as asked."""
     kind, wrap, _ = case
@@ -144,7 +148,10 @@ def load(
 
     def one(first: int, last: int) -> Executor:
         if not kind.startswith("webgpu"):
-            return WRAPS[wrap](executors.load(folder, first, last, pages=PAGES), folder)
+            executor = executors.load(folder, first, last, pages=PAGES)
+            if kind == "ranks":
+                request.addfinalizer(executor.close)
+            return WRAPS[wrap](executor, folder)
         stages = kept.setdefault((kind, folder.root, first, last), [])
         given[first, last] += 1
         if len(stages) < given[first, last]:

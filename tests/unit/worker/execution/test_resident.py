@@ -30,9 +30,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     gc.collect()
     files: list[str] = []
 
-    def noted(folder: BlockFolder, index: int, **form: object) -> Block:
+    def noted(folder: BlockFolder, index: int, *share: object, **form: object) -> Block:
         files.append(f"{folder.root.name}/{folder.manifest.block(index).file}")
-        return load_block(folder, index, **form)  # type: ignore[arg-type]
+        return load_block(folder, index, *share, **form)  # type: ignore[arg-type]
 
     monkeypatch.setattr("blockrelay_worker.execution.cpu.stage.load_block", noted)
     yield files

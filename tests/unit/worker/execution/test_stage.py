@@ -267,7 +267,7 @@ def test_a_block_that_fails_is_named_and_the_batch_may_be_run_again(
             return kernels.attention(*arguments, **options)  # pyright: ignore[reportArgumentType]
 
     with monkeypatch.context() as patch:
-        for layer in stage._layers:  # pyright: ignore[reportPrivateUsage]
+        for layer in list(stage.blocks.values())[:-1]:
             patch.setattr(layer, "_kernels", Failing())
         with pytest.raises(ExecutionError, match="block_3 failed: no memory") as caught:
             stage.run(batch)

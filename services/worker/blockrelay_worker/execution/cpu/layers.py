@@ -1,4 +1,7 @@
-"""The blocks of a stage: layers (the first with the embedding) and the head, on the residual stream."""
+"""The blocks of a stage: layers (the first with the embedding) and the head, on the residual stream.
+
+Where ranks share a stage, each computes its own heads and columns. What the next step needs whole, they exchange.
+"""
 
 from typing import Any, cast
 
@@ -10,6 +13,8 @@ from blockrelay.block_folder.model import hadamard_size, quantises_rows, row_gro
 from blockrelay_worker.execution.cpu.linears import Backend, load_linear
 from blockrelay_worker.execution.cpu.slot_mapping import SlotMapping
 from blockrelay_worker.execution.cpu.workspace import Workspace
+from blockrelay_worker.execution.ranks.communicator import Communicator
+from blockrelay_worker.execution.ranks.shares import Cut
 from blockrelay_worker.kernels.arguments import F32, I32, Pages
 from blockrelay_worker.kernels.interface import Kernels, Linear
 
@@ -17,15 +22,25 @@ from blockrelay_worker.kernels.interface import Kernels, Linear
 class Layer:
     """One layer: attention and MLP as in Llama, with Qwen's bias and head norms where the folder has them."""
 
-    def __init__(self, folder: BlockFolder, index: int, *, backend: Backend, threads: int, kernels: Kernels) -> None:
-        """Loads block `index` (from 1) of the folder. `threads` and `backend` are those of `load_linear`.
+    def __init__(
+        self,
+        folder: BlockFolder,
+        index: int,
+        cut: Cut,
+        ranks: Communicator,
+        *,
+        backend: Backend,
+        threads: int,
+        kernels: Kernels,
+    ) -> None:
+        """Loads this rank's share of block `index` (from 1) of the folder; `load_linear` has the other arguments.
 
         Raises BlockFolderError if its file is too short or ONNX Runtime refuses a graph of the folder. Raises
         ExecutionError if ONNX Runtime has no usable library, or if our kernels refuse the tensors.
         """
         model, tensors = folder.model, {name: np.asarray(array) for name, array in folder.tensors(index).items()}
         self._kernels = kernels
-        self._model = model
+        self._model, self._cut, self._ranks = model, cut, ranks
         self._eps = model.rms_norm_eps
         self._quantised = quantises_rows(folder.manifest.precision_of(index))
         self._group = row_group(folder.manifest.precision_of(index))
@@ -33,11 +48,12 @@ class Layer:
         self.embedding: NDArray[Any] | None = tensors.get("embedding")
         self._norm_attention = cast(F32, tensors["norm_attention"])
         self._norm_mlp = cast(F32, tensors["norm_mlp"])
-        self._bias = cast(F32 | None, tensors.get("qkv.bias"))
+        bias = cast(F32 | None, tensors.get("qkv.bias"))
+        self._bias = None if bias is None else cut.own("qkv", bias)
         self._norm_q = cast(F32 | None, tensors.get("norm_q"))
         self._norm_k = cast(F32 | None, tensors.get("norm_k"))
         self.linears = {
-            kind: load_linear(folder, index, kind, tensors, backend=backend, threads=threads, kernels=kernels)
+            kind: load_linear(folder, index, kind, tensors, cut, backend=backend, threads=threads, kernels=kernels)
             for kind in ("qkv", "o", "gate_up", "down")
         }
 
@@ -71,11 +87,12 @@ class Layer:
 
     def _append(self, x: F32, rows: SlotMapping, space: Workspace, k_pages: Pages, v_pages: Pages) -> F32:
         """Returns the rotated queries [R, heads, head_dim] of x [R, H]; writes keys and values to their KV pages."""
-        model = self._model
-        y, scale = self._normed_linear(self.linears["qkv"], x, self._norm_attention, space, model.qkv_columns)
+        dim, mine = self._model.head_dim, self._cut.mine
+        columns = (len(mine.heads) + 2 * len(mine.kv_heads)) * dim
+        y, scale = self._normed_linear(self.linears["qkv"], x, self._norm_attention, space, columns)
         return self._kernels.rotary_append(
             y, scale, self._bias, self._norm_q, self._norm_k, self._eps, rows.cos, rows.sin, rows.positions, rows.page,
-            rows.slot, k_pages, v_pages, out=space.query(x.shape[0], model.heads, model.head_dim),
+            rows.slot, k_pages, v_pages, out=space.query(x.shape[0], len(mine.heads), dim),
         )  # fmt: skip
 
     def _finish(
@@ -89,10 +106,12 @@ class Layer:
         v_pages: Pages,
     ) -> None:
         """Runs attention and MLP on the rows x [R, H] with queries q, in place."""
-        kernels, model, linears = self._kernels, self._model, self.linears
+        kernels, model, mine, ranks = self._kernels, self._model, self._cut.mine, self._ranks
         count = x.shape[0]
-        heads = model.heads * model.head_dim
-        mixed = kernels.attention(q, k_pages, v_pages, page_table, segments, out=space.mixed(count, heads))
+        heads, width = model.heads * model.head_dim, model.intermediate_size
+        mixed = ranks.part(0, space.mixed(count, q.shape[1] * q.shape[2]))
+        kernels.attention(q, k_pages, v_pages, page_table, segments, out=mixed)
+        mixed = ranks.all_gather(0, mixed, "heads", space.mixed(count, heads))
         if self._quantised:
             u, scale = kernels.quantise(
                 mixed,
@@ -100,45 +119,52 @@ class Layer:
                 u=space.quantised(count, heads),
                 scale=space.scale(0, count, heads, self._group),
             )
-            y, scale = self._apply(linears["o"], u, scale, space, model.hidden_size)
+            self._add(x, self.linears["o"], u, scale, space)
         else:
-            y, scale = self._apply(linears["o"], mixed, None, space, model.hidden_size)
-        kernels.add_scaled(x, y, scale)
+            self._add(x, self.linears["o"], mixed, None, space)
 
-        width = model.intermediate_size
-        y, scale = self._normed_linear(linears["gate_up"], x, self._norm_mlp, space, 2 * width)
-        if self._quantised:
+        y, scale = self._normed_linear(self.linears["gate_up"], x, self._norm_mlp, space, 2 * len(mine.mlp))
+        if self._quantised and self._cut.is_whole:
             u, scale = kernels.swiglu_quantise(
                 y, scale, self._hadamard, group=self._group,
                 u=space.quantised(count, width), scale=space.scale(1, count, width, self._group),
             )  # fmt: skip
-            y, scale = self._apply(linears["down"], u, scale, space, model.hidden_size)
+            self._add(x, self.linears["down"], u, scale, space)
+            return
+        if scale is not None:
+            kernels.scale_rows(y, scale)
+        activated = kernels.swiglu(y, out=ranks.part(0, space.normed(count, len(mine.mlp))))
+        activated = ranks.all_gather(0, activated, "mlp", space.normed(count, width))
+        if self._quantised:
+            u, scale = kernels.quantise(
+                activated, hadamard=self._hadamard, group=self._group,
+                u=space.quantised(count, width), scale=space.scale(1, count, width, self._group),
+            )  # fmt: skip
+            self._add(x, self.linears["down"], u, scale, space)
         else:
-            mixed = kernels.swiglu(y, out=space.normed(count, width))
-            y, scale = self._apply(linears["down"], mixed, None, space, model.hidden_size)
-        kernels.add_scaled(x, y, scale)
+            self._add(x, self.linears["down"], activated, None, space)
+
+    def _add(self, x: F32, linear: Linear, rows: NDArray[Any], scale: F32 | None, space: Workspace) -> None:
+        """Adds rows @ linear to x [R, H]; `rows` and `scale` are as in `_multiply`."""
+        y = self._ranks.part(1, space.linear_output(x.shape[0], len(self._cut.mine.hidden)))
+        scale = _multiply(linear, rows, scale, y)
+        y = self._ranks.all_gather(1, y, "hidden", space.linear_output(*x.shape))
+        self._kernels.add_scaled(x, y, scale)
 
     def _normed_linear(
         self, linear: Linear, x: F32, weight: F32, space: Workspace, width: int
     ) -> tuple[F32, F32 | None]:
         """Returns (norm(x) @ linear [R, width], the row scales that it lacks; None if it lacks none)."""
         count, hidden = x.shape
+        out = space.linear_output(count, width)
         if not self._quantised:
             normed = self._kernels.norm(x, weight, self._eps, out=space.normed(count, hidden))
-            return self._apply(linear, normed, None, space, width)
+            return out, _multiply(linear, normed, None, out)
         u, scale = self._kernels.norm_quantise(
             x, weight, self._eps, group=self._group,
             u=space.quantised(count, hidden), scale=space.scale(0, count, hidden, self._group),
         )  # fmt: skip
-        return self._apply(linear, u, scale, space, width)
-
-    @staticmethod
-    def _apply(
-        linear: Linear, rows: NDArray[Any], scale: F32 | None, space: Workspace, width: int
-    ) -> tuple[F32, F32 | None]:
-        """Returns (rows @ linear [R, width], the row scales that it lacks)."""
-        out = space.linear_output(rows.shape[0], width)
-        return out, _multiply(linear, rows, scale, out)
+        return out, _multiply(linear, u, scale, out)
 
 
 def _multiply(linear: Linear, rows: NDArray[Any], scale: F32 | None, out: F32) -> F32 | None:
@@ -156,23 +182,33 @@ def _multiply(linear: Linear, rows: NDArray[Any], scale: F32 | None, out: F32) -
 class Head:
     """The last block: the final norm and the linear layer to the logits of the vocabulary."""
 
-    def __init__(self, folder: BlockFolder, index: int, *, backend: Backend, threads: int, kernels: Kernels) -> None:
-        """Loads block `index`, the last one of the folder.
+    def __init__(
+        self,
+        folder: BlockFolder,
+        index: int,
+        cut: Cut,
+        ranks: Communicator,
+        *,
+        backend: Backend,
+        threads: int,
+        kernels: Kernels,
+    ) -> None:
+        """Loads this rank's share of block `index`, the last one of the folder.
 
         Raises BlockFolderError and ExecutionError as `Layer` does.
         """
         tensors = {name: np.asarray(array) for name, array in folder.tensors(index).items()}
-        self._kernels = kernels
+        self._kernels, self._cut, self._ranks = kernels, cut, ranks
         self._eps = folder.model.rms_norm_eps
         self._quantised = quantises_rows(folder.manifest.precision_of(index))
         self._group = row_group(folder.manifest.precision_of(index))
         self._norm = cast(F32, tensors["norm_final"])
         self.linears = {
-            "head": load_linear(folder, index, "head", tensors, backend=backend, threads=threads, kernels=kernels)
+            "head": load_linear(folder, index, "head", tensors, cut, backend=backend, threads=threads, kernels=kernels)
         }
 
     def run_wanted(self, x: F32, wanted: NDArray[np.intp], space: Workspace, out: F32) -> None:
-        """Writes the logits of the rows `wanted` (indexes, ascending) to `out` [n, vocab].
+        """Writes the logits of the rows `wanted` (indexes, ascending) to `out` [n, vocab], in rank 0.
 
         x [R, H] has all rows, or only the n wanted ones in their order. Raises ExecutionError if ONNX Runtime fails.
         """
@@ -181,26 +217,38 @@ class Head:
         if x.shape[0] != wanted.size:
             x = np.take(x, wanted, axis=0, out=space.wanted(wanted.size, x.shape[1]))
         count, hidden = x.shape
+        logits = self._ranks.part(0, out[:, : len(self._cut.mine.vocabulary)])
         if not self._quantised:
-            self.linears["head"](self._kernels.norm(x, self._norm, self._eps, out=space.normed(count, hidden)), out)
-            return
-        u, scale = self._kernels.norm_quantise(
-            x, self._norm, self._eps, group=self._group,
-            u=space.quantised(count, hidden), scale=space.scale(0, count, hidden, self._group),
-        )  # fmt: skip
-        scale = _multiply(self.linears["head"], u, scale, out)
-        if scale is not None:
-            self._kernels.scale_rows(out, scale)
+            normed = self._kernels.norm(x, self._norm, self._eps, out=space.normed(count, hidden))
+            self.linears["head"](normed, logits)
+        else:
+            u, scale = self._kernels.norm_quantise(
+                x, self._norm, self._eps, group=self._group,
+                u=space.quantised(count, hidden), scale=space.scale(0, count, hidden, self._group),
+            )  # fmt: skip
+            scale = _multiply(self.linears["head"], u, scale, logits)
+            if scale is not None:
+                self._kernels.scale_rows(logits, scale)
+        self._ranks.all_gather(0, logits, "vocabulary", out)
 
 
 Block = Layer | Head
 """A block of a stage. Several executors may use one at the same time: all that changes is theirs."""
 
 
-def load_block(folder: BlockFolder, index: int, *, backend: Backend, threads: int, kernels: Kernels) -> Block:
-    """Loads block `index` (from 1) of the folder: a layer, or the head if it is the last one.
+def load_block(
+    folder: BlockFolder,
+    index: int,
+    cut: Cut,
+    ranks: Communicator,
+    *,
+    backend: Backend,
+    threads: int,
+    kernels: Kernels,
+) -> Block:
+    """Loads this rank's share of block `index` (from 1): a layer, or the head if it is the folder's last one.
 
     Raises BlockFolderError and ExecutionError as `Layer` does.
     """
     kind = Head if index == folder.model.blocks else Layer
-    return kind(folder, index, backend=backend, threads=threads, kernels=kernels)
+    return kind(folder, index, cut, ranks, backend=backend, threads=threads, kernels=kernels)

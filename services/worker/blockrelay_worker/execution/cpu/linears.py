@@ -28,6 +28,7 @@ from blockrelay_worker.execution.cpu.backends.both_linear import BothLinear
 from blockrelay_worker.execution.cpu.backends.ort_linear import OrtLinear
 from blockrelay_worker.execution.cpu.backends.ort_runtime import shared_runtime
 from blockrelay_worker.execution.cpu.exact_linears import ExactGroupLinear, ExactLinear
+from blockrelay_worker.execution.ranks.shares import Cut
 from blockrelay_worker.kernels.interface import Kernels, Linear
 
 Backend = Literal["both", "native", "u8s8", "u8u8", "exact"]
@@ -38,12 +39,13 @@ def load_linear(
     index: int,
     kind: str,
     tensors: Mapping[str, NDArray[Any]],
+    cut: Cut,
     *,
     backend: Backend,
     threads: int,
     kernels: Kernels,
 ) -> Linear:
-    """Makes the linear layer `kind` (qkv, o, gate_up, down, head) of block `index` from the block's tensors.
+    """Makes this rank's columns of the linear layer `kind` (qkv, o, gate_up, down, head) of block `index`.
 
     fp32 and fp16 ignore `backend`: ONNX Runtime computes them, with weights widened to float32. `native` and `both`
     need kernels that multiply. With `both`, our matmul serves until both are measured (`both_linear.settle`).
@@ -55,17 +57,17 @@ def load_linear(
     precision = folder.manifest.precision_of(index)
     if in_groups(precision):
         parts = (
-            cast(NDArray[np.uint8], tensors[f"{kind}.q4"]),
-            cast(NDArray[np.float16], tensors[f"{kind}.gs"]),
-            cast(NDArray[np.float16], tensors[f"{kind}.gm"]),
+            cast(NDArray[np.uint8], cut.own(kind, tensors[f"{kind}.q4"])),
+            cast(NDArray[np.float16], cut.own(kind, tensors[f"{kind}.gs"])),
+            cast(NDArray[np.float16], cut.own(kind, tensors[f"{kind}.gm"])),
         )
         by_definition = backend == "exact" or not kernels.has_matmul
         return ExactGroupLinear(*parts) if by_definition else kernels.group_matmul(*parts)
     if precision in FLOATS:
         name = float_graph(kind, folder.manifest.precisions)
-        return _ort(folder, name, {"w": tensors[f"{kind}.w"].astype(np.float32, copy=False)}, threads)
-    q = cast(NDArray[np.int8], tensors[f"{kind}.q"])
-    scale = cast(NDArray[np.float32], tensors[f"{kind}.scale"])
+        return _ort(folder, name, {"w": cut.own(kind, tensors[f"{kind}.w"]).astype(np.float32, copy=False)}, threads)
+    q = cast(NDArray[np.int8], cut.own(kind, tensors[f"{kind}.q"]))
+    scale = cast(NDArray[np.float32], cut.own(kind, tensors[f"{kind}.scale"]))
     if backend == "exact":
         return ExactLinear(q, scale)
     if backend == "native":

@@ -113,10 +113,15 @@ def load_stage(
                     "linear layers by %s give wrong results on this CPU (%s): trying the next variant", backend, wrong
                 )
             executor.close()
-    raise KnownAnswerMismatch(
+    raise mismatch(folder, str(wrong), kernels)
+
+
+def mismatch(folder: BlockFolder, wrong: str, kernels: Kernels) -> KnownAnswerMismatch:
+    """Returns the error for a block that does not give its known answer."""
+    return KnownAnswerMismatch(
         f"{wrong} of {folder.root} computes other bits on this CPU ({cpu_name()}) with {kernels.isa} kernels than "
         "when it was converted: refusing to serve it; convert the model again, or report this CPU",
-        block=str(wrong),
+        block=wrong,
     )
 
 

@@ -47,6 +47,11 @@ class SlotMapping:
         return self.page_table[self.owner[wanted]], segments
 
 
+def owners(segments: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Returns the index of each row's segment [R], for segments [S, 3] as `Kernels.attention` takes them."""
+    return np.repeat(np.arange(len(segments)), segments[:, 1])
+
+
 def place(segments: Sequence[Segment], space: Workspace, cos: F32, sin: F32, *, keeps_pages: bool) -> SlotMapping:
     """Maps segments, at least one, which `check_segments` has accepted, to rows in buffers of the workspace.
 
@@ -69,7 +74,7 @@ def place(segments: Sequence[Segment], space: Workspace, cos: F32, sin: F32, *, 
         positions[:] = np.arange(first, first + first_row)
         page[:] = table[0, positions // PAGE]
     else:
-        owner = np.repeat(np.arange(len(segments)), places[:, 1])
+        owner = owners(places)
         positions[:] = np.arange(first_row) - places[owner, 0] + places[owner, 2]
         page[:] = table[owner, positions // PAGE]
     slot[:] = positions % PAGE

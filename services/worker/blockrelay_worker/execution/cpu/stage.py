@@ -1,9 +1,8 @@
 """Runs one stage, consecutive blocks of a model, on a CPU."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -12,35 +11,35 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput, check_segments, hidden_of, tokens_of
-from blockrelay_worker.execution.cpu.layers import Block, Head, Layer, load_block
+from blockrelay_worker.execution.cpu.block_calls import BlockCalls
+from blockrelay_worker.execution.cpu.layers import Block, Layer, load_block
 from blockrelay_worker.execution.cpu.linears import Backend
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
-from blockrelay_worker.execution.cpu.slot_mapping import SlotMapping, place
+from blockrelay_worker.execution.cpu.slot_mapping import place
 from blockrelay_worker.execution.cpu.workspace import Workspace
 from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.numerics_id import numerics_id
 from blockrelay_worker.execution.page_layout import layout_of
+from blockrelay_worker.execution.ranks.command import Command
+from blockrelay_worker.execution.ranks.communicator import Alone
+from blockrelay_worker.execution.ranks.group import RankGroup
+from blockrelay_worker.execution.ranks.shares import Cut, whole
 from blockrelay_worker.kernels.arguments import F32
-from blockrelay_worker.kernels.interface import Kernels, Linear, Program
-from blockrelay_worker.kernels.recorded import Direct
+from blockrelay_worker.kernels.interface import Kernels, Linear
 from blockrelay_worker.kernels.specification import PAGE
-from blockrelay_worker.policy import CPU_MAX_ROWS
+from blockrelay_worker.policy import CPU_MAX_ROWS, RANK_MAX_ROWS
 
 #: Rows for which buffers are made at first; they grow to the next power of two when a larger batch comes.
 _FIRST_CAPACITY = 16
-#: Most rows for which calls are recorded (above, their overhead does not matter), and most programs that are kept.
-_RECORDED_ROWS, _PROGRAMS = 64, 64
 
 
 class StageExecutor:
-    """Blocks `first_block..last_block` (numbered from 1, both included) of one block folder, in this process.
+    """Blocks `first_block..last_block` (numbered from 1, both included) of one block folder, here or in ranks.
 
     Making it verifies nothing: `loading.load_stage` makes a verified executor. `run` writes only the KV pages that the
     segments name. Implements `Executor`. Not thread-safe, except `export_pages` and `import_pages`; the pool is not
     thread-safe either.
     """
-
-    usable = True
 
     def __init__(
         self,
@@ -53,13 +52,16 @@ class StageExecutor:
         kernels: Kernels,
         backend: Backend = "u8s8",
         shared: Mapping[int, Block] = MappingProxyType({}),
+        ranks: Cut | None = None,
     ) -> None:
         """Loads the blocks of `folder` (from `open_block_folder`) with `pages` KV pages; `threads` >= 1.
 
-        Blocks in `shared`, by number, are taken as they are: other executors may use them at the same time.
+        Blocks in `shared`, by number, are taken as they are: other executors may use them at the same time. With
+        `ranks`, a cut of the model into several, this process computes its share and starts a process for each other.
         `backend` is one that these kernels can serve (see `load_linear`). Raises BlockFolderError for blocks that the
         folder lacks or that cannot be loaded, ExecutionError if ONNX Runtime is needed and has no usable library, or if
-        the kernels refuse the tensors. `pages` is at least 1: ValueError otherwise.
+        the kernels refuse the tensors; for a rank that fails, what `RankGroup` raises. `pages` is at least 1:
+        ValueError otherwise.
         """
         model = folder.model
         if not 1 <= first_block <= last_block <= model.blocks:
@@ -67,45 +69,70 @@ class StageExecutor:
         self.folder = folder
         self.first_block, self.last_block = first_block, last_block
         self.takes_tokens, self.gives_logits = first_block == 1, last_block == model.blocks
-        self.memory = PageMemory(layout_of(folder, first_block, last_block), pages)
-        self.layout, self.pool = self.memory.layout, self.memory.pool
+        self.layout = layout_of(folder, first_block, last_block)
+        self._group: RankGroup | None = None
+        if ranks is None:
+            cut, communicator, most_rows = whole(model), Alone(), CPU_MAX_ROWS
+            self.memory = PageMemory(self.layout, pages)
+            self._space = Workspace(model, _FIRST_CAPACITY)
+        else:
+            cut, most_rows = ranks, RANK_MAX_ROWS
+            self._group = RankGroup(
+                folder, cut, self.layout,
+                first=first_block, last=last_block, pages=pages, capacity=most_rows, threads=threads, kernels=kernels,
+            )  # fmt: skip
+            communicator, self.memory = self._group.communicator, self._group.pages
+            self._space = Workspace(model, most_rows, self._group.memory.file.take)
+            self._group.start()
+        self.pool = self.memory.pool
         self.backend: Backend = backend
-        self.details = {"kernels": kernels.isa, "products": backend}
+        self.details = {"kernels": kernels.isa, "products": backend, "ranks": str(len(cut.shares))}
         self.capabilities = Capabilities(
             exact=folder.manifest.exact,
             ragged=True,
-            max_rows=CPU_MAX_ROWS,
-            max_sequences=CPU_MAX_ROWS,
+            max_rows=most_rows,
+            max_sequences=most_rows,
             precision=folder.manifest.precision,
             numerics_id=numerics_id(folder.manifest),
             kv_tokens=pages * PAGE,
         )
+        self._layers = self.layout.layers
         self._cos, self._sin = folder.rotary()
-        self.blocks: dict[int, Block] = {
-            index: shared.get(index) or load_block(folder, index, backend=backend, threads=threads, kernels=kernels)
-            for index in range(first_block, last_block + 1)
-        }
-        self._layers = [block for block in self.blocks.values() if isinstance(block, Layer)]
-        self._head = next((block for block in self.blocks.values() if isinstance(block, Head)), None)
-        self._embedding = self._layers[0].embedding if first_block == 1 else None
-        self._space = Workspace(model, _FIRST_CAPACITY)
+        try:
+            self.blocks: dict[int, Block] = {
+                index: shared.get(index)
+                or load_block(folder, index, cut, communicator, backend=backend, threads=threads, kernels=kernels)
+                for index in range(first_block, last_block + 1)
+            }
+            if self._group is not None:
+                self._group.wait_until_loaded()
+        except BaseException:
+            if self._group is not None:
+                self._group.close()
+            raise
+        first = self.blocks[first_block]
+        self._embedding = first.embedding if isinstance(first, Layer) else None
         self._logits = np.empty((0, model.vocab_size), np.float32)
-        self._kernels = kernels
-        self._programs: dict[tuple[int, ...], Program] = {}
-        self._recorded_rows = 0
-        self.linears_changed()
+        self._calls = BlockCalls(self.blocks, self.memory.k_pages, self.memory.v_pages, kernels)
+
+    @property
+    def group(self) -> RankGroup | None:
+        """The other ranks of this stage; None if it is computed here alone."""
+        return self._group
+
+    @property
+    def usable(self) -> bool:
+        """False once a rank is gone."""
+        return self._group is None or self._group.lost is None
 
     @property
     def linears(self) -> Iterator[Linear]:
-        """The linear layers of all blocks."""
-        for block in self.blocks.values():
-            yield from block.linears.values()
+        """The linear layers of all blocks: the columns of this process."""
+        return self._calls.linears
 
     def linears_changed(self) -> None:
         """Drops recorded programs; to be called after a linear layer changed its backend."""
-        self._programs.clear()
-        rows = min((linear.recorded_rows for linear in self.linears), default=0)
-        self._recorded_rows = min(_RECORDED_ROWS, rows) if self._kernels.records else 0
+        self._calls.linears_changed()
 
     def export_pages(self, pages: Sequence[int]) -> list[PageContent]:
         return self.memory.export_pages(pages)
@@ -142,7 +169,7 @@ class StageExecutor:
         count = check_segments(batch.segments, limit=self._cos.shape[0], pages=self.pool.pages if self._layers else 0)
         if count > self._space.capacity:
             self._grow(count)
-        rows = place(batch.segments, self._space, self._cos, self._sin, keeps_pages=bool(self._layers))
+        rows = place(batch.segments, self._space, self._cos, self._sin, keeps_pages=self._layers > 0)
         placed = time.perf_counter()
         x = self._read_in(batch, count, is_first=first_block == 1)
         there = time.perf_counter()
@@ -150,10 +177,19 @@ class StageExecutor:
         logits = self._logits_buffer(len(batch.wanted)) if last_block == self.folder.model.blocks else None
         seconds: list[float] = []
         try:
+            if self._group is not None:
+                command = Command(*rows.shape, wanted=len(batch.wanted), first=first_block, last=last_block)
+                self._group.begin(command, x, batch.wanted)
             # Overflow is reported as a row that is not finite; a warning would only repeat it.
             with np.errstate(all="ignore"):
-                self._program(x, rows, batch.wanted, logits, first_block, last_block).run(seconds)
+                self._calls.program(x, rows, batch.wanted, logits, self._space, first=first_block, last=last_block).run(
+                    seconds
+                )
+            if self._group is not None:
+                self._group.communicator.meet()
         except Exception as error:  # ONNX Runtime's own exception types have no public common base
+            if self._group is not None:
+                raise self._group.failed(error) from error
             block = f"block_{first_block + len(seconds)}"
             verb = "" if isinstance(error, BlockrelayError) else " failed"
             spent = [*seconds, time.perf_counter() - there - sum(seconds)]
@@ -169,54 +205,16 @@ class StageExecutor:
             moved_s=0.0 if first_block == 1 else there - placed,
         )
 
-    def _program(
-        self, x: F32, rows: SlotMapping, wanted: Sequence[int], logits: F32 | None, first_block: int, last_block: int
-    ) -> Program:
-        """Returns the calls of these blocks on these buffers: recorded and kept for few rows, direct otherwise.
-
-        Rows gathered for the head make a program direct: NumPy gathers them, and only kernel calls can be recorded.
-        """
-        count = rows.positions.size
-        if count > self._recorded_rows or (logits is not None and len(wanted) != count):
-            return Direct(self._parts(x, rows, wanted, logits, first_block, last_block))
-        key = (first_block, last_block, *rows.shape)
-        program = self._programs.get(key)
-        if program is None:
-            if len(self._programs) >= _PROGRAMS:
-                self._programs.clear()
-            program = self._kernels.record(self._parts(x, rows, wanted, logits, first_block, last_block))
-            self._programs[key] = program
-        return program
-
-    def _parts(
-        self, x: F32, rows: SlotMapping, wanted: Sequence[int], logits: F32 | None, first_block: int, last_block: int
-    ) -> list[Callable[[], None]]:
-        """Returns one call per block: layers change `x` in place, the last block writes `logits` [wanted, vocab]."""
-        space, chosen = self._space, np.asarray(wanted, np.intp)
-        parts: list[Callable[[], None]] = []
-        head_input = x
-        for block in range(first_block, last_block + 1):
-            if (index := block - self.first_block) < len(self._layers):
-                layer, pages = self._layers[index], (self.memory.k_pages[index], self.memory.v_pages[index])
-                if logits is not None and block + 1 == last_block and chosen.size < x.shape[0]:
-                    head_input = space.wanted(chosen.size, x.shape[1])
-                    parts.append(partial(layer.run_wanted, x, rows, space, *pages, chosen, head_input))
-                else:
-                    parts.append(partial(layer.run, x, rows, space, *pages))
-            elif self._head is not None and logits is not None:
-                parts.append(partial(self._head.run_wanted, head_input, chosen, space, logits))
-        return parts
-
     def close(self) -> None:
-        """Drops sessions, memory maps and buffers of steps. The executor cannot be used afterwards.
+        """Drops sessions, memory maps and buffers of steps, and ends other ranks. It cannot be used afterwards.
 
         KV pages and the buffer of logits go with the object itself. Weights are freed with the last executor that has
         their block.
         """
-        self._forget_buffers()
+        if self._group is not None:
+            self._group.close()
+        self._calls.close()
         self.blocks.clear()
-        self._layers.clear()
-        self._head = None
         self._embedding = None
         self._space = Workspace(self.folder.model, 1)
 
@@ -234,19 +232,13 @@ class StageExecutor:
     def _logits_buffer(self, wanted: int) -> F32:
         """Returns a buffer for the logits of `wanted` rows, float32 [wanted, vocab]."""
         if self._logits.shape[0] < wanted:
-            self._forget_buffers()
+            self._calls.forget_buffers()
             self._logits = np.empty((1 << (wanted - 1).bit_length(), self._logits.shape[1]), np.float32)
         return self._logits[:wanted]
 
     def _grow(self, count: int) -> None:
-        self._forget_buffers()
+        self._calls.forget_buffers()
         self._space = Workspace(self.folder.model, 1 << (count - 1).bit_length())
-
-    def _forget_buffers(self) -> None:
-        """Drops references to buffers that are about to be replaced."""
-        self._programs.clear()
-        for linear in self.linears:
-            linear.forget_buffers()
 
 
 def _named(first_block: int, seconds: Sequence[float]) -> dict[str, float]:

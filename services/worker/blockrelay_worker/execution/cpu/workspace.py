@@ -5,6 +5,7 @@ The system maps fresh memory page by page while it is first written: with new bu
 can be kept.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,17 @@ class Workspace:
     A view holds what was last written to the buffer, and is valid until the same method is called again.
     """
 
-    def __init__(self, model: ModelConfig, capacity: int) -> None:
+    def __init__(
+        self, model: ModelConfig, capacity: int, places: Callable[[int], NDArray[np.uint8]] = untouched_bytes
+    ) -> None:
+        """`places` makes the buffers that say where rows are: positions, KV pages, slots, segments and page tables."""
         self.capacity = capacity
         attention = model.heads * model.head_dim
         widest_in = max(model.hidden_size, attention, model.intermediate_size)
         widest_out = max(model.qkv_columns, model.hidden_size, 2 * model.intermediate_size)
-        self._indexes = tuple(untouched_bytes(capacity * 4) for _ in range(3))
-        self._segments = untouched_bytes(capacity * 3 * 8)
-        self._table = untouched_bytes(capacity * _table_width(-(-model.max_position // PAGE)) * 4)
+        self._indexes = tuple(places(capacity * 4) for _ in range(3))
+        self._segments = places(capacity * 3 * 8)
+        self._table = places(capacity * _table_width(-(-model.max_position // PAGE)) * 4)
         self._hidden = untouched_bytes(capacity * model.hidden_size * 4)
         self._wanted = untouched_bytes(capacity * model.hidden_size * 4)
         self._quantised = untouched_bytes(capacity * widest_in)
