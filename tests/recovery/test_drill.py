@@ -77,6 +77,12 @@ def test_requests_that_swap_to_a_damaged_folder_lose_nothing() -> None:
 
 
 @pytest.mark.faults
+def test_ranks_that_die_lose_nothing() -> None:
+    found = found_by("--minutes", "0.5", "--faults", "kill,rank", "--kill", "worker")
+    assert set(found["faults"]) == {"kill", "rank"} and found["faults"]["rank"]["worker"] >= 3
+
+
+@pytest.mark.faults
 def test_an_upgrade_under_faults_fails_nobody_and_every_answer_is_that_of_its_fingerprint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

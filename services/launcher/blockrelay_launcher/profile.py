@@ -37,19 +37,25 @@ PROMPT = 96
 
 
 def run_profile(
-    model: Path, out: Path, *, threads: int | None, gpu: str = "", form: Literal["full", "source"] = "full"
+    model: Path,
+    out: Path,
+    *,
+    threads: int | None,
+    tensor_parallel: int = 1,
+    gpu: str = "",
+    form: Literal["full", "source"] = "full",
 ) -> int:
     """Writes the profile of the CPU and of the devices `gpu` (ids, comma-separated) to `out`, returns the exit code.
 
     `model` is the block folder. In the form `source` the profile has only the seconds of one token in each block.
-    `threads` None: all cores. Raises BlockFolderError for a wrong block folder, ServiceUnavailable if Redis or a
-    measured system does not start.
+    `threads` None: all cores, shared by the `tensor_parallel` processes of a stage. Raises BlockFolderError for a wrong
+    block folder, ServiceUnavailable if Redis or a measured system does not start.
     """
     folder = open_block_folder(model, blocks=[])
-    threads = threads or cores()
+    threads = threads or max(1, cores() // tensor_parallel)
     with running_redis(durable=False) if form == "full" else nullcontext() as url:
         argv = module_command("blockrelay_worker.offline.profiling", "--model", model, "--out", out, "--form", form)
-        argv += ["--threads", str(threads)]
+        argv += ["--threads", str(threads), "--tensor-parallel", str(tensor_parallel)]
         argv += ["--gpu", gpu] if gpu else []
         argv += ["--redis", url] if url else []
         done = subprocess.run(argv, check=False)
@@ -57,7 +63,7 @@ def run_profile(
         return done.returncode
     profile = read_profile_file(out)
     if _new_tokens(folder) > 0 and _has_room(folder, profile):
-        out.write_text(_with_systems(profile, folder, threads).encode())
+        out.write_text(_with_systems(profile, folder, threads, tensor_parallel).encode())
     return 0
 
 
@@ -67,9 +73,9 @@ def _has_room(folder: BlockFolder, profile: Profile) -> bool:
     return folder.model.onnx_blocks is None or sum(sizes) < available_bytes() * PROFILE_MEMORY_SHARE
 
 
-def _with_systems(profile: Profile, folder: BlockFolder, threads: int) -> Profile:
+def _with_systems(profile: Profile, folder: BlockFolder, threads: int, ranks: int) -> Profile:
     """Returns the profile with the overheads of steps and hops, measured with whole systems."""
-    one, spread = _step_seconds(folder, 1, threads)
+    one, spread = _step_seconds(folder, 1, threads, ranks)
     new = _new_tokens(folder)
     blocks = {r: sum(block["CPU"].at(r, PROMPT + new / 2) for block in profile.blocks.values()) for r in REQUESTS}
     step = fitted([(r, one[r] - blocks[r]) for r in REQUESTS])
@@ -77,9 +83,9 @@ def _with_systems(profile: Profile, folder: BlockFolder, threads: int) -> Profil
     row_bytes = _row_bytes(folder)
     if not row_bytes:
         return profile
-    two, spread_of_two = _step_seconds(folder, 2, threads)
+    two, spread_of_two = _step_seconds(folder, 2, threads, ranks)
     # Stages with cores of their own work at the same time on parts of the requests: only a single request shows a hop.
-    alone = 2 * threads <= cores()
+    alone = 2 * threads * ranks <= cores()
     extra = [(r, two[r] - one[r]) for r in REQUESTS if r == 1 or not alone]
     hop = fitted_hop(extra, profile.hop["redis"], row_bytes=row_bytes)
     return replace(profile, hop={**profile.hop, "redis": replace(hop, spread=spread_of_two)})
@@ -104,7 +110,7 @@ def _new_tokens(folder: BlockFolder) -> int:
     return min(NEW, folder.model.max_position - PROMPT)
 
 
-def _step_seconds(folder: BlockFolder, stages: int, threads: int) -> tuple[dict[int, float], float]:
+def _step_seconds(folder: BlockFolder, stages: int, threads: int, ranks: int) -> tuple[dict[int, float], float]:
     """Returns the seconds of a step of a whole system with `stages` stages, by number of requests, and their spread.
 
     The spread is the median distance of a round's rate from the median rate, as a share of it; the largest counts.
@@ -112,8 +118,9 @@ def _step_seconds(folder: BlockFolder, stages: int, threads: int) -> tuple[dict[
     by_requests: dict[int, float] = {}
     spread = 0.0
     dice = random.Random(time.time_ns())
+    sizes = ["--threads", str(threads), "--tensor-parallel", str(ranks)]
     with (
-        running_up(folder.root.absolute(), stages, "--threads", str(threads), "--no-speculation") as url,
+        running_up(folder.root.absolute(), stages, *sizes, "--no-speculation") as url,
         closing(GatewaySide(url, folder.model.name)) as gateway,
     ):
         for requests in REQUESTS:

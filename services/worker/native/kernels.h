@@ -78,6 +78,16 @@ float* swiglu_row(const float* gate_up, const float* row_scale, int64_t row, int
   return out;
 }
 
+// Adds `count` values of y, times *scale unless that is null, to those of x.
+void add_scaled_values(float* x, const float* y, int64_t count, const float* scale) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int lanes = lanes_left(i, count);
+    V16 more = load_some(y + i, lanes);
+    if (scale) more = more * V16::broadcast(*scale);
+    store_some(x + i, load_some(x + i, lanes) + more, lanes);
+  }
+}
+
 }  // namespace
 
 // Must equal LIBRARY_VERSION in kernels/libraries.py, so that a library left over from an older install is not used.
@@ -158,15 +168,8 @@ BLOCKRELAY_EXPORT int32_t blockrelay_add_scaled(void* pool, float* x, const floa
                                                 int64_t rows, int64_t n) {
   StandardRounding rounding;
   static_cast<Pool*>(pool)->run(rows, 4, rows * n * 2, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row++) {
-      float* to = x + row * n;
-      for (int64_t i = 0; i < n; i += kLanes) {
-        const int lanes = lanes_left(i, n);
-        V16 more = load_some(y + row * n + i, lanes);
-        if (row_scale) more = more * V16::broadcast(row_scale[row]);
-        store_some(to + i, load_some(to + i, lanes) + more, lanes);
-      }
-    }
+    for (int64_t row = begin; row < end; row++)
+      add_scaled_values(x + row * n, y + row * n, n, row_scale ? row_scale + row : nullptr);
     return true;
   });
   return kOk;
@@ -187,10 +190,11 @@ BLOCKRELAY_EXPORT int32_t blockrelay_scale_rows(void* pool, float* x, const floa
   return kOk;
 }
 
-BLOCKRELAY_EXPORT int32_t blockrelay_swiglu(void* pool, const float* gate_up, float* out, int64_t rows, int64_t n) {
+BLOCKRELAY_EXPORT int32_t blockrelay_swiglu(void* pool, const float* gate_up, const float* row_scale, float* out,
+                                            int64_t rows, int64_t n) {
   StandardRounding rounding;
   static_cast<Pool*>(pool)->run(rows, 2, rows * n * 20, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row++) swiglu_row(gate_up, nullptr, row, n, out + row * n);
+    for (int64_t row = begin; row < end; row++) swiglu_row(gate_up, row_scale, row, n, out + row * n);
     return true;
   });
   return kOk;
@@ -307,13 +311,56 @@ BLOCKRELAY_EXPORT int32_t blockrelay_sample(void* pool, void* rows, int64_t coun
   }
 }
 
-// Has all ranks meet, and writes the columns of all to `out` (meeting.h). `parts`: the addresses of their columns here.
+// Has all ranks meet, then writes the columns of all to `out` [rows,n], unless that is null. `parts` are the addresses of
+// the columns of each rank, and `widths` their numbers (meeting.h).
 BLOCKRELAY_EXPORT int32_t blockrelay_gather(void* pool, void* meeting, int64_t rank, int64_t ranks, const void* parts,
-                                            const int64_t* widths, float* out, int64_t rows, int64_t columns) {
-  return gather(*static_cast<Pool*>(pool), *static_cast<Meeting*>(meeting), rank, ranks,
-                static_cast<const float* const*>(parts), widths, out, rows, columns)
-             ? kOk
-             : kRankGone;
+                                            const int64_t* widths, float* out, int64_t rows, int64_t n) {
+  if (!meet(*static_cast<Meeting*>(meeting), rank, ranks)) return kRankGone;
+  const Gathered gathered{static_cast<const float* const*>(parts), widths, ranks};
+  if (out)
+    static_cast<Pool*>(pool)->run(rows, 4, rows * n, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; row++) gathered.copy_row(row, out + row * n);
+      return true;
+    });
+  return kOk;
+}
+
+// quantise of what `gather` would write.
+BLOCKRELAY_EXPORT int32_t blockrelay_gather_quantise(void* pool, void* meeting, int64_t rank, int64_t ranks,
+                                                     const void* parts, const int64_t* widths, uint8_t* u, float* scale,
+                                                     int64_t rows, int64_t n, int64_t hadamard_size, int64_t group) {
+  StandardRounding rounding;
+  if (!meet(*static_cast<Meeting*>(meeting), rank, ranks)) return kRankGone;
+  const Gathered gathered{static_cast<const float* const*>(parts), widths, ranks};
+  bool ok = static_cast<Pool*>(pool)->run(rows, 4, rows * n * 4, [&](int64_t begin, int64_t end) {
+    float* const x = scratch(size_t(n));
+    if (!x) return false;
+    for (int64_t row = begin; row < end; row++) {
+      gathered.copy_row(row, x);
+      if (hadamard_size) hadamard(x, n, hadamard_size);
+      auto value = [&](int64_t i, int lanes) { return load_some(x + i, lanes); };
+      quantise_values(value, row, n, group, u, scale);
+    }
+    return true;
+  });
+  return ok ? kOk : kNoMemory;
+}
+
+// add_scaled of what `gather` would write.
+BLOCKRELAY_EXPORT int32_t blockrelay_gather_add_scaled(void* pool, void* meeting, int64_t rank, int64_t ranks,
+                                                       const void* parts, const int64_t* widths, float* x,
+                                                       const float* row_scale, int64_t rows, int64_t n) {
+  StandardRounding rounding;
+  if (!meet(*static_cast<Meeting*>(meeting), rank, ranks)) return kRankGone;
+  const Gathered gathered{static_cast<const float* const*>(parts), widths, ranks};
+  static_cast<Pool*>(pool)->run(rows, 4, rows * n * 2, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++)
+      gathered.each_part(row, [&](const float* y, int64_t count, int64_t column) {
+        add_scaled_values(x + row * n + column, y, count, row_scale ? row_scale + row : nullptr);
+      });
+    return true;
+  });
+  return kOk;
 }
 
 // Sets the number of an event (meeting.h).
@@ -362,6 +409,8 @@ BLOCKRELAY_EXPORT void* blockrelay_invoker(const char* name) {
       {"multiply_groups", Invoker<&blockrelay_multiply_groups>::invoke},
       {"multiply", Invoker<&blockrelay_multiply>::invoke},
       {"gather", Invoker<&blockrelay_gather>::invoke},
+      {"gather_quantise", Invoker<&blockrelay_gather_quantise>::invoke},
+      {"gather_add_scaled", Invoker<&blockrelay_gather_add_scaled>::invoke},
   };
   for (const auto& one : all)
     if (std::strcmp(one.name, name) == 0) return reinterpret_cast<void*>(one.invoke);

@@ -1,11 +1,10 @@
 // Ranks, processes that compute one stage together, meet in memory that they share: each writes its columns of a matrix,
-// waits for the others, and copies the columns of all.
+// waits for the others, and reads the columns of all.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <climits>
-#include <cstring>
 #include <ctime>
 
 #include "pool.h"
@@ -68,23 +67,32 @@ inline bool wait_for(const Meeting& meeting, Event& event, uint32_t wanted) {
   return true;
 }
 
-// Waits for all ranks, of which this process is `rank`. Each has written its `part` [rows, width of the rank] before;
-// they are copied side by side to `out` [rows, columns], unless that is null. Returns false when the meeting is broken.
-inline bool gather(Pool& pool, Meeting& meeting, int64_t rank, int64_t ranks, const float* const* part,
-                   const int64_t* width, float* out, int64_t rows, int64_t columns) {
+// Waits for all ranks, of which this process is `rank`: what they wrote before can be read. Returns false when the
+// meeting is broken.
+inline bool meet(Meeting& meeting, int64_t rank, int64_t ranks) {
   const uint32_t number = meeting.arrived(rank).number.load(std::memory_order_relaxed) + 1;
   meeting.arrived(rank).set(number);
   for (int64_t other = 0; other < ranks; other++)
     if (other != rank && !wait_for(meeting, meeting.arrived(other), number)) return false;
-  if (!out) return true;
-  return pool.run(rows, 4, rows * columns, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row++) {
-      float* to = out + row * columns;
-      for (int64_t other = 0; other < ranks; to += width[other++])
-        std::memcpy(to, part[other] + row * width[other], size_t(width[other]) * sizeof(float));
-    }
-    return true;
-  });
+  return true;
 }
+
+// A matrix whose columns ranks have computed: those of rank i are parts[i] [rows, widths[i]].
+struct Gathered {
+  const float* const* parts;
+  const int64_t* widths;
+  int64_t ranks;
+
+  // Calls work(values of the row, number of values, their first column) for each rank.
+  template <class Work>
+  void each_part(int64_t row, const Work& work) const {
+    for (int64_t rank = 0, column = 0; rank < ranks; column += widths[rank++])
+      work(parts[rank] + row * widths[rank], widths[rank], column);
+  }
+
+  void copy_row(int64_t row, float* to) const {
+    each_part(row, [&](const float* from, int64_t count, int64_t column) { std::copy(from, from + count, to + column); });
+  }
+};
 
 }  // namespace blockrelay

@@ -83,7 +83,7 @@ bool rows_agree(const Pools& pools) {
       r.scale[k].resize(k < 3 ? scale.size() : size_t(rows * groups));
     }
     blockrelay_norm(pool[i], x.data(), weight.data(), 1e-5, r.normed.data(), rows, n);
-    blockrelay_swiglu(pool[i], gate_up.data(), r.swiglu.data(), rows, n);
+    blockrelay_swiglu(pool[i], gate_up.data(), nullptr, r.swiglu.data(), rows, n);
     blockrelay_add_scaled(pool[i], r.added.data(), x.data(), between(0, 1) ? scale.data() : nullptr, 0, n);
     blockrelay_add_scaled(pool[i], r.added.data(), x.data(), scale.data(), rows, n);
     blockrelay_scale_rows(pool[i], r.scaled.data(), scale.data(), rows, n);

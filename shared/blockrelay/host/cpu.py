@@ -48,13 +48,16 @@ def cpu_facts() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
 
 
-def machine_name(threads: int) -> str:
-    """Returns the name of this machine for a profile that was measured with `threads` threads."""
-    return f"{cpu_name()}, {threads} threads"
+def machine_name(threads: int, ranks: int = 1) -> str:
+    """Returns the name of this machine for a profile that was measured with `threads` threads in each of `ranks`."""
+    return f"{cpu_name()}, {threads} threads" + (f" in each of {ranks} ranks" if ranks > 1 else "")
 
 
 def is_here(machine: str) -> bool:
-    """Returns whether `machine`, a `machine_name`, has a CPU of this machine's model, with any number of threads."""
+    """Returns whether `machine`, a `machine_name`, has a CPU of this machine's model.
+
+    The number of threads and ranks does not matter.
+    """
     return machine.rpartition(", ")[0] == cpu_name()
 
 

@@ -28,6 +28,9 @@ def profile(
     threads: Annotated[
         int | None, option("N", "Threads per worker; default: all cores.", min=1, callback=check_threads)
     ] = None,
+    tensor_parallel: Annotated[
+        int, option("N", "Processes that share each block on the CPU, --threads threads each.", min=1, max=64)
+    ] = 1,
     gpu: Annotated[str, option("ID,ID", "Measure these devices too, such as webgpu:0 (blockrelay devices).")] = "",
     form: Annotated[
         Form,
@@ -41,7 +44,7 @@ def profile(
 
     blocks = measured.blocks
     model = measured.model if blocks is None else Path(described(blocks, measured.max_position).folder)
-    raise typer.Exit(run_profile(model, out, threads=threads, gpu=gpu, form=form))
+    raise typer.Exit(run_profile(model, out, threads=threads, tensor_parallel=tensor_parallel, gpu=gpu, form=form))
 
 
 @app.command("bench")

@@ -29,6 +29,7 @@ from blockrelay_launcher.drill.parts.killer import Killer
 from blockrelay_launcher.drill.parts.memory import MemoryShortages, prepare_shortages
 from blockrelay_launcher.drill.parts.operator import DeviceRetries, PlanSwitch, PrecisionChanges, Replans
 from blockrelay_launcher.drill.parts.part import DrillPart
+from blockrelay_launcher.drill.parts.ranks import RANKS, RankDeaths
 from blockrelay_launcher.drill.parts.swap import SwapDamages, prepare_swaps
 from blockrelay_launcher.drill.parts.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.report import Report, judge, show
@@ -122,6 +123,7 @@ def _drilled(course: "_Course", folder: BlockFolder) -> Report:
     up += ["--replicas", options.replicas, "--gateways", options.gateways]
     up += ["--schedulers", options.schedulers, "--fsync", options.fsync]
     up += ["--gpu", options.gpu] if options.gpu else []
+    up += ["--tensor-parallel", RANKS] if options.loses_ranks else []
     up += ["--stage-devices", options.stage_devices] if options.stage_devices else []
     if options.users is not None:
         gateways, schedulers = names_of("gateway", options.gateways), names_of("scheduler", options.schedulers)
@@ -264,6 +266,8 @@ def _faults(options: DrillOptions, system: DrilledSystem, seed: str, started: fl
         parts.append(MemoryShortages(system, Random(f"{seed} memory")))
     if options.swaps:
         parts.append(SwapDamages(system, Random(f"{seed} swaps")))
+    if options.loses_ranks:
+        parts.append(RankDeaths(system, Random(f"{seed} ranks")))
     if options.gpu:
         parts.append(DeviceRetries(system))
     if options.upgrade:

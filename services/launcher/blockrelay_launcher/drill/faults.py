@@ -13,11 +13,12 @@ T = TypeVar("T", bound=str)
 #: The faults. kill: SIGKILL. stop: SIGSTOP, later SIGCONT. full: Redis has no room (maxmemory 1). cut: Redis closes
 #: connections. replan: a plan with other borders between the same number of stages. precision: all workers change to
 #: another block folder. degrade: memory lacks when a killed worker starts again. swap: KV pages are few, and those on
-#: the disk are damaged. The last four hurt no role.
-Kind = Literal["kill", "stop", "full", "cut", "replan", "precision", "degrade", "swap"]
+#: the disk are damaged. rank: workers share their stages with other processes, and one of those is killed. The last
+#: five hurt no role.
+Kind = Literal["kill", "stop", "full", "cut", "replan", "precision", "degrade", "swap", "rank"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-CHANGES: tuple[Kind, ...] = ("replan", "precision", "degrade", "swap")
-#: Faults that happen unless others are asked for: few KV pages slow a whole drill down.
+CHANGES: tuple[Kind, ...] = ("replan", "precision", "degrade", "swap", "rank")
+#: Faults that happen unless others are asked for: few KV pages, and ranks on few cores, slow a whole drill down.
 BY_DEFAULT: tuple[Kind, ...] = ("kill", "stop", "full", "cut", "replan", "precision", "degrade")
 #: The roles that a user can choose; `redis` is both servers, `device` the process of a GPU or of ONNX blocks.
 Role = Literal["worker", "scheduler", "gateway", "redis", "device"]

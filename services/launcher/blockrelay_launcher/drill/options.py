@@ -83,7 +83,8 @@ class DrillOptions(DrilledSystemOptions):
             "Kinds of faults: kill; stop (a process, up to 8 s); full (Redis has no room, up to 3 s); cut "
             "(connections of Redis); replan (several stages get other borders). With --other-precision: precision "
             "(workers change to the other folder, and back); degrade (memory lacks for the larger one for a while). "
-            "Not by default: swap (KV pages are few, and swapped ones are damaged).",
+            "Not by default: swap (KV pages are few, and swapped ones are damaged); rank (workers share their stages "
+            "with other processes, which are killed).",
         ),
     ] = ",".join(BY_DEFAULT)
     every: Annotated[float, option("S", "Mean time between two faults, in seconds.", min=0.1)] = 2.0
@@ -133,6 +134,11 @@ class DrillOptions(DrilledSystemOptions):
     def swaps(self) -> bool:
         """Whether KV pages are few and those on the disk are damaged. Not where GPUs or ONNX blocks have them."""
         return "swap" in self.kinds and not self.gpu and self.blocks is None
+
+    @property
+    def loses_ranks(self) -> bool:
+        """Whether workers have ranks that are killed. Not where GPUs or ONNX blocks compute."""
+        return "rank" in self.kinds and not self.gpu and self.blocks is None
 
     @property
     def models(self) -> list[Path]:

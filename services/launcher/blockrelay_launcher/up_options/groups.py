@@ -21,7 +21,7 @@ LOOPBACK = "127.0.0.1"
 #: Options of `up` that a topology file replaces.
 OF_THE_TOPOLOGY = (
     "stages", "stage_devices", "plan", "strategy", "objective", "profile", "devices", "replicas", "gpu_workers",
-    "gpu", "gpu_memory", "gateways", "schedulers", "redis", "payload_redis",
+    "gpu", "gpu_memory", "gateways", "schedulers", "redis", "payload_redis", "tensor_parallel",
 )  # fmt: skip
 
 

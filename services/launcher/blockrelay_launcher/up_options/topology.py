@@ -70,10 +70,14 @@ class DeviceEntry(_Strict):
 
 
 class HostEntry(_Strict):
-    """A host in the file: its roles and devices. `listen` and `port` are the address of its gateway."""
+    """A host in the file: its roles and devices. `listen` and `port` are the address of its gateway.
+
+    `tensor_parallel` processes share the stage of each of its CPU workers.
+    """
 
     roles: tuple[Literal["worker", "gateway", "scheduler"], ...] = ("worker",)
     devices: tuple[DeviceEntry, ...] = ()
+    tensor_parallel: int = Field(default=1, ge=1, le=64)
     listen: str | None = None
     port: int | None = Field(default=None, ge=0, le=65535)
     model: Path | None = None
@@ -162,7 +166,10 @@ def options_for(topology: Topology, options: UpOptions) -> UpOptions:
         local={device.id: check_threads(device.threads) for device in devices},
         gpus=tuple(HostGpu(id=device.id, device=device.real_gpu) for device in _used(devices, planned)),
         topology=replace(
-            options.topology, gateways=int("gateway" in entry.roles), schedulers=int("scheduler" in entry.roles)
+            options.topology,
+            gateways=int("gateway" in entry.roles),
+            schedulers=int("scheduler" in entry.roles),
+            tensor_parallel=entry.tensor_parallel,
         ),
         network=replace(
             options.network,

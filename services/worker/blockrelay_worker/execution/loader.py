@@ -139,8 +139,6 @@ def executors_for(
     import that does not fit the model. It raises UsageError for several ranks that cannot share stages of this folder
     on this machine, and BlockFolderError for an imported folder that cannot be opened.
     """
-    if ranks > 1 and (gpu is not None or imported is not None or folder.model.onnx_blocks is not None):
-        raise UsageError("tensor_parallel is for our CPU kernels: leave it out with GPUs and with models of ONNX files")
     if gpu is not None:
         return DeviceExecutors(folder, gpu)
     if imported is not None:

@@ -229,11 +229,13 @@ class Kernels(ABC):
         self.call("swiglu_quantise", gate_up, row_scale, u, scale, rows, columns, hadamard, group)
         return u, scale
 
-    def swiglu(self, gate_up: F32, *, out: F32 | None = None) -> F32:
-        """Returns (gate / (1 + exp(-gate))) * up: gate_up [R,2M], gate columns before up columns -> [R,M]."""
+    def swiglu(self, gate_up: F32, row_scale: F32 | None = None, *, out: F32 | None = None) -> F32:
+        """Returns (gate / (1 + exp(-gate))) * up of gate_up * row_scale, which are as in `swiglu_quantise`: [R,M]."""
         rows, columns = arguments.gate_up_shape(gate_up)
+        if row_scale is not None:
+            arguments.check("row_scale", row_scale, FLOAT32, (rows,))
         out = arguments.float32_out("out", out, (rows, columns))
-        self.call("swiglu", gate_up, out, rows, columns)
+        self.call("swiglu", gate_up, row_scale, out, rows, columns)
         return out
 
     def matmul(self, q: I8, scale: F32) -> Linear:

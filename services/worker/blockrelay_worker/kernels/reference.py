@@ -55,8 +55,9 @@ def _scale_rows(x: F32, row_scale: F32, *_: int) -> None:
     x *= row_scale[:, None]
 
 
-def _swiglu(gate_up: F32, out: F32, _rows: int, columns: int) -> None:
-    out[:] = float32.swiglu(gate_up[:, :columns], gate_up[:, columns:])
+def _swiglu(gate_up: F32, row_scale: F32 | None, out: F32, _rows: int, columns: int) -> None:
+    scaled = gate_up if row_scale is None else gate_up * row_scale[:, None]
+    out[:] = float32.swiglu(scaled[:, :columns], scaled[:, columns:])
 
 
 def _swiglu_quantise(

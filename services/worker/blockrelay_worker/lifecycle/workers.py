@@ -81,6 +81,8 @@ class Workers:
         as_they_are = folder.model.onnx_blocks is not None and settings.imported_model is None
         if settings.gpu_stages > 1 and not settings.gpu and not as_they_are:
             raise UsageError("--gpu-stages is for workers with --gpu: without one, start a process for each stage")
+        if settings.tensor_parallel > 1 and (settings.device == GPU or folder.model.onnx_blocks is not None):
+            raise UsageError("tensor_parallel is for workers on CPUs: leave it out with a GPU and with ONNX files")
         if settings.draft_model is not None and settings.device == GPU:
             raise UsageError("draft_model is for workers on CPUs: leave it out here, or --gpu")
         draft = None if settings.draft_model is None else open_draft(settings.draft_model, folder)

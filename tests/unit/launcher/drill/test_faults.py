@@ -76,10 +76,16 @@ def test_pages_swap_only_where_it_is_asked_for_and_cpus_have_them() -> None:
     assert asked.swaps and not replace(asked, gpu="cpu").swaps and not replace(asked, blocks=Path("b")).swaps
 
 
+def test_ranks_die_only_where_it_is_asked_for_and_cpus_have_them() -> None:
+    asked = DrillOptions(model=Path("m"), faults="kill,rank")
+    assert not DrillOptions(model=Path("m")).loses_ranks and asked.loses_ranks
+    assert not replace(asked, gpu="cpu").loses_ranks and not replace(asked, blocks=Path("b")).loses_ranks
+
+
 def test_names_are_read_and_a_wrong_one_is_told() -> None:
     assert parse_names(" cut,kill", "--faults", KINDS) == ("kill", "cut") and parse_names("", "--faults", KINDS) == ()
     assert parse_names("redis, worker", "--kill", ROLES) == ("worker", "redis")
-    with pytest.raises(UsageError, match="kill, stop, full, cut, replan, precision, degrade, swap with commas"):
+    with pytest.raises(UsageError, match="kill, stop, full, cut, replan, precision, degrade, swap, rank with commas"):
         parse_names("kill,flood", "--faults", KINDS)
 
 

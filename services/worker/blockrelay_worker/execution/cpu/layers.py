@@ -111,45 +111,38 @@ class Layer:
         heads, width = model.heads * model.head_dim, model.intermediate_size
         mixed = ranks.part(0, space.mixed(count, q.shape[1] * q.shape[2]))
         kernels.attention(q, k_pages, v_pages, page_table, segments, out=mixed)
-        mixed = ranks.all_gather(0, mixed, "heads", space.mixed(count, heads))
         if self._quantised:
-            u, scale = kernels.quantise(
-                mixed,
-                group=self._group,
-                u=space.quantised(count, heads),
-                scale=space.scale(0, count, heads, self._group),
-            )
+            u, scale = ranks.gather_quantise(
+                kernels, 0, mixed, "heads", out=space.mixed(count, heads), group=self._group,
+                u=space.quantised(count, heads), scale=space.scale(0, count, heads, self._group),
+            )  # fmt: skip
             self._add(x, self.linears["o"], u, scale, space)
         else:
+            mixed = ranks.all_gather(0, mixed, "heads", space.mixed(count, heads))
             self._add(x, self.linears["o"], mixed, None, space)
 
         y, scale = self._normed_linear(self.linears["gate_up"], x, self._norm_mlp, space, 2 * len(mine.mlp))
-        if self._quantised and self._cut.is_whole:
-            u, scale = kernels.swiglu_quantise(
-                y, scale, self._hadamard, group=self._group,
-                u=space.quantised(count, width), scale=space.scale(1, count, width, self._group),
-            )  # fmt: skip
-            self._add(x, self.linears["down"], u, scale, space)
-            return
-        if scale is not None:
-            kernels.scale_rows(y, scale)
-        activated = kernels.swiglu(y, out=ranks.part(0, space.normed(count, len(mine.mlp))))
-        activated = ranks.all_gather(0, activated, "mlp", space.normed(count, width))
-        if self._quantised:
-            u, scale = kernels.quantise(
-                activated, hadamard=self._hadamard, group=self._group,
-                u=space.quantised(count, width), scale=space.scale(1, count, width, self._group),
-            )  # fmt: skip
-            self._add(x, self.linears["down"], u, scale, space)
-        else:
+        if not self._quantised:
+            activated = kernels.swiglu(y, out=ranks.part(0, space.normed(count, len(mine.mlp))))
+            activated = ranks.all_gather(0, activated, "mlp", space.normed(count, width))
             self._add(x, self.linears["down"], activated, None, space)
+            return
+        u, its_scale = space.quantised(count, width), space.scale(1, count, width, self._group)
+        if self._cut.is_whole:
+            kernels.swiglu_quantise(y, scale, self._hadamard, group=self._group, u=u, scale=its_scale)
+        else:
+            activated = kernels.swiglu(y, scale, out=ranks.part(0, space.normed(count, len(mine.mlp))))
+            ranks.gather_quantise(
+                kernels, 0, activated, "mlp", out=space.normed(count, width),
+                hadamard=self._hadamard, group=self._group, u=u, scale=its_scale,
+            )  # fmt: skip
+        self._add(x, self.linears["down"], u, its_scale, space)
 
     def _add(self, x: F32, linear: Linear, rows: NDArray[Any], scale: F32 | None, space: Workspace) -> None:
         """Adds rows @ linear to x [R, H]; `rows` and `scale` are as in `_multiply`."""
         y = self._ranks.part(1, space.linear_output(x.shape[0], len(self._cut.mine.hidden)))
         scale = _multiply(linear, rows, scale, y)
-        y = self._ranks.all_gather(1, y, "hidden", space.linear_output(*x.shape))
-        self._kernels.add_scaled(x, y, scale)
+        self._ranks.gather_add(self._kernels, 1, y, x, scale, out=space.linear_output(*x.shape))
 
     def _normed_linear(
         self, linear: Linear, x: F32, weight: F32, space: Workspace, width: int

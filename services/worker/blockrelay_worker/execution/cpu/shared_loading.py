@@ -6,7 +6,7 @@ from typing import ClassVar
 from blockrelay.block_folder.folder import BlockFolder, check_blocks
 from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.model import is_exact
-from blockrelay.errors import UsageError
+from blockrelay.errors import DeviceLost, ExecutionError, UsageError
 from blockrelay.host.cpu import cores
 from blockrelay_worker.execution.cpu.loading import block_bytes, mismatch
 from blockrelay_worker.execution.cpu.stage import StageExecutor
@@ -16,6 +16,9 @@ from blockrelay_worker.execution.ranks.shares import cut
 from blockrelay_worker.execution.self_test import first_mismatch
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.libraries import shortcoming
+
+#: Loads in a row that a rank may not survive; then the worker ends, and what has started it waits before the next.
+_TRIES = 3
 
 
 class SharedExecutors:
@@ -38,6 +41,7 @@ class SharedExecutors:
         _check_exact(folder, range(1, folder.model.blocks + 1))
         bind(0, ranks)
         self._ranks, self._threads, self._kernels = ranks, threads, load_kernels(threads)
+        self._failures = 0  # loads in a row that a rank did not survive
         if not self._kernels.has_matmul:
             raise UsageError(f"tensor_parallel needs our compiled kernels: leave it out; {shortcoming()}")
 
@@ -50,25 +54,40 @@ class SharedExecutors:
 
         Raises KnownAnswerMismatch for a block that computes other bits, BlockFolderError for blocks that the folder
         lacks or that cannot be loaded, UsageError for float precisions, ExecutionError for what cannot be computed
-        here and for a rank that ended.
+        here. Raises DeviceLost for a rank that ended: it may be tried again, until it raises ExecutionError.
         """
         blocks = range(max(1, first_block), min(last_block, folder.model.blocks) + 1)
         _check_exact(folder, blocks)
         check_blocks(folder, list(blocks))
+        try:
+            executor = self._verified(folder, first_block, last_block, pages=max(2, pages))
+        except DeviceLost as lost:
+            self._failures += 1
+            if self._failures < _TRIES:
+                raise
+            raise ExecutionError(f"{lost}, {_TRIES} times in a row while a stage was loaded") from lost
+        self._failures = 0
+        return executor
+
+    def _verified(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> StageExecutor:
+        """Returns a loaded executor that gives its known answers. Raises DeviceLost if a rank ends meanwhile."""
         executor = StageExecutor(
             folder,
             first_block,
             last_block,
-            pages=max(2, pages),
+            pages=pages,
             threads=self._threads,
             kernels=self._kernels,
             backend="native",
             ranks=cut(folder.model, self._ranks),
         )
-        wrong = first_mismatch(executor, list(blocks))
-        if wrong is not None:
+        try:
+            wrong = first_mismatch(executor, range(first_block, last_block + 1))
+            if wrong is not None:
+                raise mismatch(folder, wrong, self._kernels)
+        except BaseException:
             executor.close()
-            raise mismatch(folder, wrong, self._kernels)
+            raise
         return executor
 
     def bytes_to_load(self, manifest: Manifest, first_block: int, last_block: int) -> int:

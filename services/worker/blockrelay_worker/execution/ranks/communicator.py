@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 from typing import Any, Literal, final
 
 from blockrelay_worker.execution.ranks.shares import Exchanged
-from blockrelay_worker.kernels.arguments import F32
+from blockrelay_worker.kernels.arguments import F32, U8
+from blockrelay_worker.kernels.interface import Kernels
 
 #: The buffers into which a rank computes for the others, in turns: while slower ranks still read one, it writes the
 #: other. Two matrices in a row that are exchanged have different ones.
@@ -14,7 +15,7 @@ Turn = Literal[0, 1]
 class Communicator(ABC):
     """One rank's connection with the other ranks of its stage. One thread uses it.
 
-    All ranks make the same calls of `all_gather`, in the same order. Methods raise ExecutionError when another rank is
+    All ranks gather the same matrices in the same order. Methods raise ExecutionError when another rank is
     gone; nothing works afterwards.
     """
 
@@ -35,6 +36,21 @@ class Communicator(ABC):
         `part` is the result of the last call of `part` with this `turn`, filled. `out` is a buffer for the result. Of
         `vocabulary`, rank 0 alone gets the result.
         """
+
+    def gather_quantise(
+        self, kernels: Kernels, turn: Turn, part: F32, kind: Exchanged, *, out: F32, hadamard: int = 0, group: int,
+        u: U8, scale: F32,
+    ) -> tuple[U8, F32]:  # fmt: skip
+        """Returns the rows of `all_gather`, quantised into `u` and `scale` as `Kernels.quantise` does.
+
+        What is in `out` afterwards is not defined.
+        """
+        whole = self.all_gather(turn, part, kind, out)
+        return kernels.quantise(whole, hadamard=hadamard, group=group, u=u, scale=scale)
+
+    def gather_add(self, kernels: Kernels, turn: Turn, part: F32, x: F32, row_scale: F32 | None, *, out: F32) -> None:
+        """Adds the rows of `all_gather` (kind `hidden`) to x [R, H] as `Kernels.add_scaled` does; `out` as above."""
+        kernels.add_scaled(x, self.all_gather(turn, part, "hidden", out), row_scale)
 
     @abstractmethod
     def meet(self) -> None:

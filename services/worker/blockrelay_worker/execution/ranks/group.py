@@ -99,14 +99,14 @@ class RankGroup:
     def wait_until_loaded(self) -> None:
         """Waits until all ranks have loaded their shares.
 
-        Raises BlockFolderError for blocks that cannot be loaded, UsageError for a rank of another version,
-        ExecutionError for what may pass, such as a lack of memory or a rank that ended.
+        Raises BlockFolderError for blocks that cannot be loaded, UsageError for a rank of another version, DeviceLost
+        for one that ended, ExecutionError for one that lacks memory.
         """
         for rank in self._others:
             try:
                 answer: dict[str, Any] = self.communicator.receive(rank)
             except ExecutionError as error:
-                raise ExecutionError(f"rank {rank} was not loaded: {self.lost or error}") from error
+                raise self.failed(error) from error
             if "refused" in answer:
                 kind = {"BlockFolderError": BlockFolderError, "UsageError": UsageError}.get(
                     answer["type"], ExecutionError

@@ -6,7 +6,6 @@ Every rank makes the same `GroupMemory` from the same file. Pages of the file th
 import mmap
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -105,8 +104,8 @@ class RankPages:
         halves = [
             cast(Pages, content[at * half : (at + 1) * half].view(layout.dtype)) for at in range(2 * layout.layers)
         ]
-        self.k_pages: Sequence[Pages] = [k.reshape(pages, heads, layout.head_dim, PAGE) for k in halves[::2]]
-        self.v_pages: Sequence[Pages] = [v.reshape(pages, heads, PAGE, layout.head_dim) for v in halves[1::2]]
+        self.k_pages: list[Pages] = [k.reshape(pages, heads, layout.head_dim, PAGE) for k in halves[::2]]
+        self.v_pages: list[Pages] = [v.reshape(pages, heads, PAGE, layout.head_dim) for v in halves[1::2]]
 
 
 def _mailbox(content: NDArray[Any]) -> Mailbox:

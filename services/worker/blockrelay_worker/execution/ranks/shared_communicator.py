@@ -9,8 +9,8 @@ from blockrelay.errors import ExecutionError
 from blockrelay_worker.execution.ranks.communicator import Communicator, Turn
 from blockrelay_worker.execution.ranks.memory import MESSAGE_BYTES, GroupMemory, Mailbox
 from blockrelay_worker.execution.ranks.shares import Cut, Exchanged
-from blockrelay_worker.kernels.arguments import F32
-from blockrelay_worker.kernels.interface import Kernels
+from blockrelay_worker.kernels.arguments import F32, U8
+from blockrelay_worker.kernels.interface import Kernels, Value
 
 
 @final
@@ -29,14 +29,25 @@ class SharedCommunicator(Communicator):
         return self._parts[turn][: own.size].reshape(own.shape)
 
     def all_gather(self, turn: Turn, part: F32, kind: Exchanged, out: F32) -> F32:
-        widths = self._cut.widths[kind]
-        assert part.shape == (out.shape[0], widths[self.rank]), "a rank has its own columns of all rows"
         result = None if kind == "vocabulary" and self.rank else out
-        self._kernels.call(
-            "gather", self._memory.meeting, self.rank, len(widths), self._addresses[turn], widths, result,
-            out.shape[0], int(widths.sum()),
-        )  # fmt: skip
+        self._kernels.call("gather", *self._gathered(turn, part, kind), result, *out.shape)
         return out
+
+    def gather_quantise(
+        self, kernels: Kernels, turn: Turn, part: F32, kind: Exchanged, *, out: F32, hadamard: int = 0, group: int,
+        u: U8, scale: F32,
+    ) -> tuple[U8, F32]:  # fmt: skip
+        self._kernels.call("gather_quantise", *self._gathered(turn, part, kind), u, scale, *u.shape, hadamard, group)
+        return u, scale
+
+    def gather_add(self, kernels: Kernels, turn: Turn, part: F32, x: F32, row_scale: F32 | None, *, out: F32) -> None:
+        self._kernels.call("gather_add_scaled", *self._gathered(turn, part, "hidden"), x, row_scale, *x.shape)
+
+    def _gathered(self, turn: Turn, part: F32, kind: Exchanged) -> tuple[Value, ...]:
+        """Returns the arguments of a native function that gathers a matrix."""
+        widths = self._cut.widths[kind]
+        assert part.shape[1] == widths[self.rank], "a rank has its own columns"
+        return self._memory.meeting, self.rank, len(widths), self._addresses[turn], widths
 
     def meet(self) -> None:
         widths = self._cut.widths["hidden"]

@@ -62,6 +62,9 @@ def main(
     threads: Annotated[
         int | None, typer.Option(min=1, callback=check_threads, help="of a worker [default: the cores]")
     ] = None,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, max=64, help="processes that share each block on the CPU, with --threads threads each")
+    ] = 1,
     gpu: Annotated[str, typer.Option(metavar="ID,ID", help="measure these devices too, such as webgpu:0")] = "",
     redis: Annotated[str | None, typer.Option(metavar="URL", help="measure hops over this Redis too")] = None,
     form: Annotated[
@@ -72,10 +75,10 @@ def main(
     stages takes."""
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
-    folder, threads = open_block_folder(model), threads or cores()
+    folder, threads = open_block_folder(model), threads or max(1, cores() // tensor_parallel)
     costs = costs_of(folder)
     gpus = [name.strip() for name in gpu.split(",") if name.strip()]
-    wanted, full = targets(folder, threads=threads, gpus=gpus), form == "full"
+    wanted, full = targets(folder, threads=threads, gpus=gpus, ranks=tensor_parallel), form == "full"
     if not full and len(gpus) > 1:
         raise UsageError(f"--form source has a CPU and one GPU, and --gpu names {len(gpus)}: name one")
     steps = shapes(folder) if full else [one_row(folder)]
@@ -90,7 +93,7 @@ def main(
     profile = Profile(
         model=folder.model.name,
         model_hash=folder.manifest.model_hash,
-        machine=machine_name(threads),
+        machine=machine_name(threads, tensor_parallel),
         measured=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         blocks={
             cost.name: {

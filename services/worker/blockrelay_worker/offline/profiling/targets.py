@@ -49,6 +49,8 @@ class Target:
     """Threads of a CPU that computes blocks."""
     device: str | None
     """The device's id; None: our own kernels on the CPU, in this process."""
+    ranks: int = 1
+    """Processes that share a stage of our own kernels."""
 
     @property
     def loads(self) -> int:
@@ -65,7 +67,7 @@ class Target:
         do so later.
         """
         if self.device is None:
-            yield executors_for(self.folder, threads=self.threads)
+            yield executors_for(self.folder, threads=self.threads, ranks=self.ranks)
             return
         settings = WorkerSettings()
         how = Gpu(
@@ -86,16 +88,16 @@ class Target:
             executors.close()
 
 
-def targets(folder: BlockFolder, *, threads: int, gpus: Sequence[str]) -> list[Target]:
+def targets(folder: BlockFolder, *, threads: int, gpus: Sequence[str], ranks: int = 1) -> list[Target]:
     """The targets for the CPU and for the devices `gpus`: a single one has class GPU, several have their ids as class.
 
-    `gpus` are device ids such as webgpu:0, `threads` are the threads of the CPU.
+    `gpus` are device ids such as webgpu:0, `threads` are the threads of the CPU, or of each of its `ranks`.
     Raises UsageError for a device that is named twice.
     """
     if twice := [gpu for index, gpu in enumerate(gpus) if gpu in gpus[:index]]:
         raise UsageError(f"--gpu {twice[0]}: named twice")
     # ONNX Runtime runs ONNX blocks of other makers on CPUs too, in a process of its own.
-    cpu = Target("CPU", folder, threads, None if folder.model.onnx_blocks is None else CPU_PROVIDER)
+    cpu = Target("CPU", folder, threads, None if folder.model.onnx_blocks is None else CPU_PROVIDER, ranks)
     return [cpu, *(Target(ONE_GPU if len(gpus) == 1 else gpu, folder, threads, gpu) for gpu in gpus)]
 
 

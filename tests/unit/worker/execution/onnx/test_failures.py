@@ -66,4 +66,4 @@ def test_what_nobody_knows_may_happen_once() -> None:
 
 def test_every_loss_of_a_device_has_its_metric() -> None:
     reasons = {row.reason for row in TABLE if row.kind == "device"}
-    assert reasons | CANNOT | {"process_ended", "hang", "canary"} == set(DEVICE_LOSSES)
+    assert reasons | CANNOT | {"process_ended", "hang", "canary", "rank_ended"} == set(DEVICE_LOSSES)
