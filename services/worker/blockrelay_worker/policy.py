@@ -61,7 +61,7 @@ ONNX_MAX_ROWS = 1 << 12
 #: Factor of the step limit of a worker with a device. The device's process ends at the limit itself; the worker, which
 #: then repeats the step in parts, gets this many times as long.
 DEVICE_PATIENCE = 3
-#: Seconds that a device may take to load a stage: cold shaders take most of a minute each.
+#: Seconds that a device, or the ranks of a CPU, may take to load a stage: cold shaders take most of a minute each.
 LOAD_LIMIT_S = 600.0
 #: Longest time in seconds that other devices of the model wait while one gets a new process: the load, and a minute.
 RENEWAL_S = int(LOAD_LIMIT_S) + 60

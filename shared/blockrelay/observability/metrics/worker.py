@@ -83,7 +83,9 @@ class WorkerMetrics:
             "blockrelay_worker_fallbacks", "Moves of a block to another device in mid-request"
         )
         self.device_losses = make.counter(
-            "blockrelay_worker_device_losses", "Losses of the worker's GPU, by reason", reason=DEVICE_LOSSES
+            "blockrelay_worker_device_losses",
+            "Losses of the worker's GPU, or of a rank, by reason",
+            reason=DEVICE_LOSSES,
         )
         self.device = DeviceMetrics(registry)
         self.running = make.gauge("blockrelay_worker_num_requests_running", "Requests on this worker")

@@ -88,6 +88,8 @@ class SharedExecutors:
         except BaseException:
             executor.close()
             raise
+        if executor.group is not None:
+            executor.group.is_verified()
         return executor
 
     def bytes_to_load(self, manifest: Manifest, first_block: int, last_block: int) -> int:

@@ -27,6 +27,7 @@ from blockrelay_worker.execution.ranks.shares import Cut
 from blockrelay_worker.execution.ranks.version import VERSION
 from blockrelay_worker.kernels.arguments import F32
 from blockrelay_worker.kernels.interface import Kernels
+from blockrelay_worker.policy import LOAD_LIMIT_S
 
 _MODULE = "blockrelay_worker.execution.ranks"
 #: Seconds that a rank may take to end by itself when its stage is closed.
@@ -64,6 +65,8 @@ class RankGroup:
         self.lost: DeviceLost | None = None
         self.when_lost: Callable[[], None] = lambda: None
         self._closed = False
+        self._too_slow = threading.Timer(LOAD_LIMIT_S, self._end_all)
+        self._too_slow.daemon = True
         self._processes: list[subprocess.Popen[bytes]] = []
         self._watchers: list[threading.Thread] = []
         self._others = range(1, len(cut.shares))
@@ -81,8 +84,9 @@ class RankGroup:
     def start(self) -> None:
         """Starts the ranks, which load their shares, after all places were taken from the memory's file.
 
-        Raises OSError if a process cannot be started.
+        They are killed unless `is_verified` is called within LOAD_LIMIT_S. Raises OSError if one cannot be started.
         """
+        self._too_slow.start()
         try:
             for rank in self._others:
                 started: Future[subprocess.Popen[bytes]] = Future()
@@ -113,6 +117,10 @@ class RankGroup:
                 )
                 raise kind(f"rank {rank}: {answer['refused']}")
 
+    def is_verified(self) -> None:
+        """Ends the time limit of loading: from now on, the worker limits the time of each step."""
+        self._too_slow.cancel()
+
     def begin(self, command: Command, x: F32, wanted: Sequence[int]) -> None:
         """Has the other ranks run a step on x [rows, H]; `wanted` are the rows whose logits are wanted.
 
@@ -133,6 +141,7 @@ class RankGroup:
     def close(self) -> None:
         """Ends the ranks and waits for that."""
         self._closed = True
+        self._too_slow.cancel()
         self.communicator.break_up()
         for process in self._processes:
             with suppress(subprocess.TimeoutExpired):
@@ -141,6 +150,12 @@ class RankGroup:
             process.kill()
         for watcher in self._watchers:
             watcher.join()
+
+    def _end_all(self) -> None:
+        """Kills the ranks: one of them hangs, or the machine is far too slow."""
+        get().error("RANKS_TOO_SLOW", seconds=LOAD_LIMIT_S)
+        for process in self._processes:
+            process.kill()
 
     def _host(self, rank: int, started: "Future[subprocess.Popen[bytes]]") -> None:
         """Starts a rank and watches it until it has ended. Linux kills it when the thread that started it ends."""

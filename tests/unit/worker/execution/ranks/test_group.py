@@ -167,6 +167,30 @@ def test_a_step_that_fails_here_ends_the_ranks_that_wait_for_it(
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the other rank has ended")
 
 
+def test_a_rank_that_hangs_while_it_is_loaded_is_ended(w8a8: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blockrelay_worker.execution.ranks.group.LOAD_LIMIT_S", 0.05)
+    with pytest.raises(DeviceLost, match="rank 1 has ended by SIGKILL"):
+        SharedExecutors(w8a8, ranks=2, threads=1).load(w8a8, 1, w8a8.model.blocks, pages=4)
+
+
+def test_a_rank_that_dies_in_three_loads_in_a_row_ends_the_worker(
+    w8a8: BlockFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executors = SharedExecutors(w8a8, ranks=2, threads=1)
+    monkeypatch.setattr("blockrelay_worker.execution.ranks.group.LOAD_LIMIT_S", 0.05)
+    for _ in range(2):
+        with pytest.raises(DeviceLost):
+            executors.load(w8a8, 1, 2, pages=4)
+    with pytest.raises(ExecutionError, match="3 times in a row while a stage was loaded"):
+        executors.load(w8a8, 1, 2, pages=4)
+
+
+def test_signals_of_a_terminal_do_not_end_a_rank(stage: StageExecutor) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(pid_of_rank(stage), number)
+    assert stage.run(prompt()).not_finite == () and stage.usable
+
+
 def test_a_bad_batch_is_refused_and_the_ranks_go_on(stage: StageExecutor) -> None:
     expected = stage.run(prompt()).logits
     assert expected is not None
