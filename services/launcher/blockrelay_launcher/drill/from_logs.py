@@ -14,6 +14,7 @@ _ENDED = re.compile(r"(\S+) (?:was killed by signal (\d+)|ended with code (\d+))
 #: Errors of Redis for: no permission; keys of several slots in one command; the same in a script.
 _REFUSALS = ("NOPERM", "CROSSSLOT", "non local key")
 _HUNG = re.compile(r"(\S+) did not end by itself and was killed")
+_WITHOUT_RANKS = re.compile(r"(\S+): .* times in a row while a stage was loaded")
 
 
 def run_starts(logs: Path) -> Iterable[Mapping[str, Any]]:
@@ -39,18 +40,24 @@ def own_ends(log: str, faults: Sequence[Fault]) -> list[str]:
     """Returns the lines in the log of `up` about processes that ended without a fault, or hung when they had to end.
 
     Each fault (kill or drain) explains one end of a process of its role. A worker may also end because its device was
-    lost before it served.
+    lost before it served, or because it says that ranks died in several loads in a row.
     """
     killed = Counter(fault.target for fault in faults if fault.kind == "kill")
     drained = Counter(fault.target for fault in faults if fault.kind == "drain")
+    without_ranks: Counter[str] = Counter()
     lines: list[str] = []
     for line in log.splitlines():
+        if (said := _WITHOUT_RANKS.fullmatch(line)) and any(fault.kind == "rank" for fault in faults):
+            without_ranks[said[1]] += 1
         if _HUNG.fullmatch(line):
             lines.append(line)
         if ended := _ENDED.fullmatch(line):
             name, by_signal, code = ended.groups()
             drains = code == "0" or by_signal == "15"  # signal 15: the drain came before the process had a handler
             expected = killed if by_signal == "9" else drained if drains else Counter[str]()
+            if code == str(BROKEN) and without_ranks[name] > 0:
+                without_ranks[name] -= 1
+                continue
             if code == str(BROKEN) and "worker" in name and killed["device"] > 0:
                 killed["device"] -= 1
                 continue

@@ -199,6 +199,14 @@ class TestOwnEnds:
         killed = Fault(at=1.0, kind="kill", target="device")
         assert own_ends(line, [killed]) == [] and own_ends(line, [self.KILL]) == [line]
 
+    def test_a_worker_whose_ranks_were_killed_in_every_load_says_so(self) -> None:
+        line = f"worker-2 ended with code {BROKEN}; starting it again"
+        said = "worker-2: rank 1 has ended by SIGKILL, 3 times in a row while a stage was loaded"
+        rank = Fault(at=1.0, kind="rank", target="worker")
+        assert own_ends(f"{said}\n{line}\n", [rank]) == []
+        assert own_ends(f"{said}\n{line}\n{line}\n", [rank]) == own_ends(line, [rank]) == [line]
+        assert own_ends(f"{said}\n{line}\n", [self.KILL]) == [line]
+
     def test_one_kill_explains_one_death(self) -> None:
         line = "worker-1 was killed by signal 9; starting it again"
         assert own_ends(f"{line}\n{line}\n", [self.KILL]) == [line]
