@@ -1,13 +1,14 @@
 """A rank from 1 on: it loads its share of a stage and computes what rank 0 announces, until the group breaks up."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
 
-from blockrelay.block_folder.folder import BlockFolder, open_block_folder
+from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockrelayError, ExecutionError, UsageError
 from blockrelay_worker.execution.cpu.block_calls import BlockCalls
 from blockrelay_worker.execution.cpu.layers import load_block
@@ -23,63 +24,73 @@ from blockrelay_worker.execution.ranks.version import VERSION
 from blockrelay_worker.kernels import load_kernels
 
 
+class Member:
+    """A rank of one stage: its share of the blocks, and the memory that it shares with the others."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        """`given` are the fields that `RankGroup` sends: the rank, the stage and the file of the shared memory."""
+        self._given = given
+        self._folder = open_block_folder(Path(given["folder"]), blocks=())
+        self._kernels = load_kernels(given["threads"], isa=given["isa"])
+        self._cut = cut(self._folder.model, given["ranks"], given["rank"])
+        layout, file = layout_of(self._folder, given["first"], given["last"]), SharedFile(given["file"])
+        self._memory = GroupMemory(file, self._cut, layout, pages=given["pages"], capacity=given["capacity"])
+        self._space = Workspace(self._folder.model, given["capacity"], file.take)
+        self._cos, self._sin = self._folder.rotary()
+        self.ranks = SharedCommunicator(self._memory, self._cut, self._kernels)
+        self._calls: BlockCalls | None = None
+
+    def load(self) -> None:
+        """Loads the share. Raises UsageError for a rank of another release than its worker; and as `load_block`."""
+        if self._given["version"] != VERSION:
+            raise UsageError(
+                f"this process is of another release ({VERSION}) than its worker ({self._given['version']}): start the "
+                "worker again"
+            )
+        blocks = {
+            index: load_block(
+                self._folder, index, self._cut, self.ranks, backend="native", threads=1, kernels=self._kernels
+            )
+            for index in range(self._given["first"], self._given["last"] + 1)
+        }
+        own = self._memory.kv[self._cut.rank]
+        self._calls = BlockCalls(blocks, own.k_pages, own.v_pages, self._kernels)
+
+    def step(self, command: Command) -> None:
+        """Computes this rank's part of a step, whose rows rank 0 has placed. Raises ExecutionError when it fails."""
+        assert self._calls is not None, "it was loaded"
+        model, space = self._folder.model, self._space
+        x = space.hidden(command.rows, model.hidden_size)
+        x[...] = self._memory.input(*x.shape)
+        positions, page, slot = space.indexes(command.rows)
+        segments = space.segments(command.segments)
+        rows = SlotMapping(
+            positions=positions, page=page, slot=slot, page_table=space.page_table(command.segments, command.pages),
+            segments=segments, owner=owners(segments), cos=self._cos, sin=self._sin,
+        )  # fmt: skip
+        wanted = self._memory.wanted(command.wanted).tolist()
+        # Rank 0 gets the logits: here they are a shape.
+        logits = np.empty((command.wanted, model.vocab_size), np.float32) if command.last == model.blocks else None
+        with np.errstate(all="ignore"):
+            self._calls.program(x, rows, wanted, logits, space, first=command.first, last=command.last).run([])
+        self.ranks.meet()
+
+
 def main() -> int:
     """Runs the rank that standard input describes, and returns its exit code: 0 when the group has broken up."""
     given: dict[str, Any] = msgpack.unpackb(sys.stdin.buffer.read())
     bind(given["rank"], given["ranks"])
-    folder = open_block_folder(Path(given["folder"]), blocks=())
-    kernels = load_kernels(given["threads"], isa=given["isa"])
-    parts = cut(folder.model, given["ranks"], given["rank"])
-    layout = layout_of(folder, given["first"], given["last"])
-    memory = GroupMemory(SharedFile(given["file"]), parts, layout, pages=given["pages"], capacity=given["capacity"])
-    ranks = SharedCommunicator(memory, parts, kernels)
-    space = Workspace(folder.model, given["capacity"], memory.file.take)
+    member = Member(given)
     try:
-        if given["version"] != VERSION:
-            raise UsageError(
-                f"this process is of another release ({VERSION}) than its worker ({given['version']}): start the "
-                "worker again"
-            )
-        blocks = {
-            index: load_block(folder, index, parts, ranks, backend="native", threads=1, kernels=kernels)
-            for index in range(given["first"], given["last"] + 1)
-        }
+        member.load()
     except (BlockrelayError, MemoryError) as error:
-        ranks.send(0, {"refused": str(error) or "not enough memory", "type": type(error).__name__})
+        member.ranks.send(0, {"refused": str(error) or "not enough memory", "type": type(error).__name__})
         return 0
-    calls = BlockCalls(blocks, memory.kv[ranks.rank].k_pages, memory.kv[ranks.rank].v_pages, kernels)
-    ranks.send(0, {})
+    member.ranks.send(0, {})
     try:
         while True:
-            _step(Command(**ranks.receive(0)), folder, calls, memory, space, ranks)
+            member.step(Command(**member.ranks.receive(0)))
     except ExecutionError:
-        if ranks.is_broken:
+        if member.ranks.is_broken:
             return 0
         raise
-
-
-def _step(
-    command: Command,
-    folder: BlockFolder,
-    calls: BlockCalls,
-    memory: GroupMemory,
-    space: Workspace,
-    ranks: SharedCommunicator,
-) -> None:
-    """Computes this rank's part of a step, whose rows rank 0 has placed."""
-    model = folder.model
-    x = space.hidden(command.rows, model.hidden_size)
-    x[...] = memory.input(*x.shape)
-    cos, sin = folder.rotary()
-    positions, page, slot = space.indexes(command.rows)
-    segments = space.segments(command.segments)
-    rows = SlotMapping(
-        positions=positions, page=page, slot=slot, page_table=space.page_table(command.segments, command.pages),
-        segments=segments, owner=owners(segments), cos=cos, sin=sin,
-    )  # fmt: skip
-    wanted = memory.wanted(command.wanted).tolist()
-    # Rank 0 gets the logits: here they are a shape.
-    logits = np.empty((command.wanted, model.vocab_size), np.float32) if command.last == model.blocks else None
-    with np.errstate(all="ignore"):
-        calls.program(x, rows, wanted, logits, space, first=command.first, last=command.last).run([])
-    ranks.meet()
