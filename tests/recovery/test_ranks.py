@@ -54,8 +54,12 @@ def test_a_rank_that_dies_while_nothing_is_computed_is_replaced(start_system: St
     (before,) = ranks_of(system)
     os.kill(before, signal.SIGKILL)
     wait_until(lambda: [pid for pid in ranks_of(system) if pid != before], "there is another rank")
+    (loading,) = ranks_of(system)
+    os.kill(loading, signal.SIGKILL)
+    wait_until(lambda: [pid for pid in ranks_of(system) if pid not in (before, loading)], "there is a third one")
     jobs, golden = long_jobs
     serve(system, jobs[:4], {job.request_id: golden[job.request_id] for job in jobs[:4]})
+    assert system.metric("blockrelay_worker_device_losses_total", reason="rank_ended") == 2
 
 
 def test_a_rank_that_hangs_ends_its_worker_within_the_step_limit_and_nothing_is_lost(

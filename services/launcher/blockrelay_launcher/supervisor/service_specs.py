@@ -99,9 +99,9 @@ def workers(layout: ServiceLayout) -> list[ChildProcess]:
             own["device_id"] = spec.device_id
         if options.blocks is not None and options.blocks.imported is not None and not spec.gpu:
             own["imported_model"] = options.blocks.imported.folder
-        if not spec.gpu and options.topology.tensor_parallel > 1:
-            own["tensor_parallel"] = options.topology.tensor_parallel
-        own["gpu"] = spec.gpu or None  # a setting in the environment is for workers that a user starts
+        # Settings in the environment are for workers that a user starts.
+        own["tensor_parallel"] = None if spec.gpu else options.topology.tensor_parallel
+        own["gpu"] = spec.gpu or None
         if spec.gpu:
             own["draft_model"] = None  # guesses are for our CPU kernels
         elif options.draft_model is not None:

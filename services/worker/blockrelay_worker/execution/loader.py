@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -126,9 +127,15 @@ def _warm(settings: WorkerSettings, folder: BlockFolder) -> tuple[int | None, in
 
 
 def executors_for(
-    folder: BlockFolder, *, threads: int, gpu: Gpu | None = None, imported: Path | None = None, ranks: int = 1
+    folder: BlockFolder,
+    *,
+    threads: int,
+    gpu: Gpu | None = None,
+    imported: Path | None = None,
+    ranks: int = 1,
+    others: Sequence[BlockFolder] = (),
 ) -> Executors:
-    """Returns the factory of executors for this folder on this machine.
+    """Returns the factory of executors for this folder, and `others` of its model, on this machine.
 
     With `gpu` they run in a process of their own on that device. With `imported`, the block folder that was imported
     from the model's ONNX files, our own kernels compute it. `threads`: CPU threads of our kernels, without `gpu`; of
@@ -136,7 +143,7 @@ def executors_for(
 
     With `gpu` it raises UsageError if the device can never run stages of this folder, and DeviceLost or DeviceFailed
     for what may pass. Without `gpu`, it raises UsageError for a model of ONNX files without `imported`, or with an
-    import that does not fit the model. It raises UsageError for several ranks that cannot share stages of this folder
+    import that does not fit the model. It raises UsageError for several ranks that cannot share stages of these folders
     on this machine, and BlockFolderError for an imported folder that cannot be opened.
     """
     if gpu is not None:
@@ -145,4 +152,6 @@ def executors_for(
         return ImportedExecutors(threads, folder, imported)
     if folder.model.onnx_blocks is not None:
         raise UsageError(f"this command does not run models of ONNX files: serve them with `{typed('up --blocks')}`")
-    return SharedExecutors(folder, ranks=ranks, threads=threads) if ranks > 1 else CpuExecutors(threads)
+    if ranks > 1:
+        return SharedExecutors(folder, ranks=ranks, threads=threads, others=others)
+    return CpuExecutors(threads)

@@ -165,8 +165,9 @@ class StageService:
                     executor = self._load(assignment)
                 self._guesser = self._parts.guesser(self._folder, assignment.blocks, executor.pool.pages)
         except DeviceLost as lost:
-            ended_by_us = self._links.stop.is_set() or lost.reason == MOVED
-            if self._device and not ended_by_us:
+            if self._device is None:  # a rank has ended
+                self._metrics.device_losses.labels(lost.reason).inc()
+            elif not (self._links.stop.is_set() or lost.reason == MOVED):
                 self._device.report_loss(lost)
                 if lost.code == "OOM" and self._memory.may_change(self._folder.model_key, assignment.blocks):
                     self._memory.device_ran_out(self._folder.model_key)

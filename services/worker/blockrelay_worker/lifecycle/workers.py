@@ -121,6 +121,7 @@ class Workers:
                     gpu=gpu,
                     imported=settings.imported_model,
                     ranks=settings.tensor_parallel,
+                    others=more,
                 )
             except (DeviceLost, DeviceFailed, KnownAnswerMismatch, UsageError) as error:
                 # A GPU that has vanished since the first try may come back too.

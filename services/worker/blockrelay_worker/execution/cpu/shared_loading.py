@@ -1,6 +1,6 @@
 """Loads stages that several processes of this host compute together (`execution.ranks`)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from blockrelay.block_folder.folder import BlockFolder, check_blocks
@@ -29,8 +29,8 @@ class SharedExecutors:
 
     nondeterministic: ClassVar[bool] = False
 
-    def __init__(self, folder: BlockFolder, *, ranks: int, threads: int) -> None:
-        """For `folder` and others of the same model. Binds this process, which is rank 0, to its NUMA node.
+    def __init__(self, folder: BlockFolder, *, ranks: int, threads: int, others: Sequence[BlockFolder] = ()) -> None:
+        """For `folder` and `others` of the same model. Binds this process, which is rank 0, to its NUMA node.
 
         Raises UsageError for more ranks than processor cores, for a number that does not fit the model, for float
         precisions, and where our kernels were not compiled.
@@ -38,7 +38,8 @@ class SharedExecutors:
         if ranks > cores():
             raise UsageError(f"tensor_parallel {ranks}: there are {cores()} cores for ranks; take at most as many")
         cut(folder.model, ranks)
-        _check_exact(folder, range(1, folder.model.blocks + 1))
+        for each in (folder, *others):
+            _check_exact(each, range(1, folder.model.blocks + 1))
         bind(0, ranks)
         self._ranks, self._threads, self._kernels = ranks, threads, load_kernels(threads)
         self._failures = 0  # loads in a row that a rank did not survive
@@ -61,6 +62,8 @@ class SharedExecutors:
         check_blocks(folder, list(blocks))
         try:
             executor = self._verified(folder, first_block, last_block, pages=max(2, pages))
+        except OSError as error:
+            raise ExecutionError(f"the system starts no process for a rank: {error}") from error
         except DeviceLost as lost:
             self._failures += 1
             if self._failures < _TRIES:

@@ -22,6 +22,7 @@ from blockrelay_worker.execution.page_layout import PageLayout
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.ranks.command import Command
 from blockrelay_worker.execution.ranks.memory import GroupMemory, SharedFile
+from blockrelay_worker.execution.ranks.numa import bind
 from blockrelay_worker.execution.ranks.shared_communicator import SharedCommunicator
 from blockrelay_worker.execution.ranks.shares import Cut
 from blockrelay_worker.execution.ranks.version import VERSION
@@ -32,6 +33,8 @@ from blockrelay_worker.policy import LOAD_LIMIT_S
 _MODULE = "blockrelay_worker.execution.ranks"
 #: Seconds that a rank may take to end by itself when its stage is closed.
 _END_S = 2.0
+#: Errors by which a rank refuses to load; others are ExecutionError.
+_REFUSALS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (BlockFolderError, UsageError, MemoryError)}
 
 
 @final
@@ -104,7 +107,7 @@ class RankGroup:
         """Waits until all ranks have loaded their shares.
 
         Raises BlockFolderError for blocks that cannot be loaded, UsageError for a rank of another version, DeviceLost
-        for one that ended, ExecutionError for one that lacks memory.
+        for one that ended, MemoryError for one that lacks memory.
         """
         for rank in self._others:
             try:
@@ -112,10 +115,7 @@ class RankGroup:
             except ExecutionError as error:
                 raise self.failed(error) from error
             if "refused" in answer:
-                kind = {"BlockFolderError": BlockFolderError, "UsageError": UsageError}.get(
-                    answer["type"], ExecutionError
-                )
-                raise kind(f"rank {rank}: {answer['refused']}")
+                raise _REFUSALS.get(answer["type"], ExecutionError)(f"rank {rank}: {answer['refused']}")
 
     def is_verified(self) -> None:
         """Ends the time limit of loading: from now on, the worker limits the time of each step."""
@@ -158,9 +158,13 @@ class RankGroup:
             process.kill()
 
     def _host(self, rank: int, started: "Future[subprocess.Popen[bytes]]") -> None:
-        """Starts a rank and watches it until it has ended. Linux kills it when the thread that started it ends."""
+        """Starts a rank and watches it until it has ended. Linux kills it when the thread that started it ends.
+
+        The process gets the processors of this thread: its node's, while the thread of rank 0 is bound to its own.
+        """
         command = [sys.executable, "-P", "-m", _MODULE, str(os.getpid())]
         try:
+            bind(rank, 1 + len(self._others))
             process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[self.memory.file.descriptor])
         except BaseException as error:  # noqa: BLE001 `start` raises it
             started.set_exception(error)

@@ -17,7 +17,6 @@ from blockrelay_worker.execution.cpu.workspace import Workspace
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.ranks.command import Command
 from blockrelay_worker.execution.ranks.memory import GroupMemory, SharedFile
-from blockrelay_worker.execution.ranks.numa import bind
 from blockrelay_worker.execution.ranks.shared_communicator import SharedCommunicator
 from blockrelay_worker.execution.ranks.shares import cut
 from blockrelay_worker.execution.ranks.version import VERSION
@@ -79,7 +78,6 @@ class Member:
 def main() -> int:
     """Runs the rank that standard input describes, and returns its exit code: 0 when the group has broken up."""
     given: dict[str, Any] = msgpack.unpackb(sys.stdin.buffer.read())
-    bind(given["rank"], given["ranks"])
     member = Member(given)
     try:
         member.load()

@@ -1,28 +1,36 @@
 """Binds ranks to the NUMA nodes of the machine: a rank's threads, and so its memory, stay on one node.
 
-Linux gives a page of memory to the node of the thread that touches it first.
+Linux gives a page of memory to the node of the thread that touches it first. Threads and processes begin with the
+processors of the thread that starts them.
 """
 
 import os
 import sys
 from collections.abc import Mapping, Set
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 _NODES = Path("/sys/devices/system/node")
 
 
 def bind(rank: int, ranks: int, *, root: Path = _NODES) -> None:
-    """Binds this process, before it starts threads, to the node of its rank. Does nothing on a machine with one node.
+    """Binds this thread, and what it starts from now on, to the node of a rank.
 
-    `root` is for tests.
+    Does nothing on a machine with one node. `root` is for tests.
     """
     if sys.platform != "linux":
         return
-    own = cpus_of(rank, ranks, nodes(root), os.sched_getaffinity(0))
+    own = cpus_of(rank, ranks, nodes(root), _allowed())
     if own:
         with suppress(OSError):  # the system allows other processors only: they serve too
             os.sched_setaffinity(0, own)
+
+
+@cache
+def _allowed() -> frozenset[int]:
+    """Returns the processors that this process might use before its first thread was bound."""
+    return frozenset(os.sched_getaffinity(0))
 
 
 def cpus_of(rank: int, ranks: int, found: Mapping[int, Set[int]], allowed: Set[int]) -> frozenset[int]:

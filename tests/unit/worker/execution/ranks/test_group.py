@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from blockrelay_converter.convert import convert
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.shared_loading import SharedExecutors
 from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.ranks.numa import bind
+from blockrelay_worker.execution.ranks.shared_communicator import SharedCommunicator
 from blockrelay_worker.execution.ranks.shares import cut
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.reference import ReferenceKernels
@@ -208,6 +211,41 @@ def test_a_rank_of_another_release_is_refused(w8a8: BlockFolder, monkeypatch: py
         SharedExecutors(w8a8, ranks=2, threads=1).load(w8a8, 1, 2, pages=4)
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two nodes need two processors")
+def test_each_rank_has_the_processors_of_its_own_node(
+    w8a8: BlockFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.sched_getaffinity(0)
+    halves = [set(sorted(before)[::2]), set(sorted(before)[1::2])]
+    for number, cpus in enumerate(halves):
+        (tmp_path / f"node{number}").mkdir()
+        (tmp_path / f"node{number}" / "cpulist").write_text(",".join(map(str, cpus)))
+    for place in ("cpu.shared_loading", "ranks.group"):
+        monkeypatch.setattr(f"blockrelay_worker.execution.{place}.bind", partial(bind, root=tmp_path))
+    try:
+        loaded = SharedExecutors(w8a8, ranks=2, threads=1).load(w8a8, 1, w8a8.model.blocks, pages=4)
+        try:
+            assert [os.sched_getaffinity(pid) for pid in (0, pid_of_rank(loaded))] == halves
+        finally:
+            loaded.close()
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_a_rank_without_memory_and_a_process_that_cannot_start_are_told_as_such(
+    w8a8: BlockFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker gives its cell a smaller precision where memory lacks, so it must know."""
+    executors = SharedExecutors(w8a8, ranks=2, threads=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedCommunicator, "receive", lambda *_: {"refused": "not enough memory", "type": "MemoryError"})
+        with pytest.raises(MemoryError, match="rank 1: not enough memory"):
+            executors.load(w8a8, 1, 2, pages=4)
+    monkeypatch.setattr("blockrelay_worker.execution.ranks.group.sys.executable", "/no/python")
+    with pytest.raises(ExecutionError, match=r"the system starts no process for a rank: .*No such file"):
+        executors.load(w8a8, 1, 2, pages=4)
+
+
 def test_blocks_that_are_gone_are_refused_with_the_rank(w8a8: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is there when the worker looks, and is gone when the rank opens it."""
     monkeypatch.setattr("blockrelay_worker.execution.cpu.stage.layout_of", lambda *_: pytest.fail("not asked"))
@@ -223,6 +261,8 @@ def test_what_ranks_cannot_share_is_refused(
     for folder in (fp32, mixed):
         with pytest.raises(UsageError, match="tensor_parallel is for w8a8 and w4a8"):
             SharedExecutors(folder, ranks=2, threads=1)
+        with pytest.raises(UsageError, match="tensor_parallel is for w8a8 and w4a8"):
+            SharedExecutors(w8a8, ranks=2, threads=1, others=[folder])
     monkeypatch.setattr("blockrelay_worker.execution.cpu.shared_loading.cores", lambda: 2)
     with pytest.raises(UsageError, match="tensor_parallel 3: there are 2 cores for ranks"):
         SharedExecutors(w8a8, ranks=3, threads=1)
