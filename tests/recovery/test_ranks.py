@@ -90,7 +90,7 @@ def test_a_killed_worker_takes_its_ranks_with_it(start_system: StartSystem, long
 def test_settings_that_ranks_cannot_have_end_a_worker_with_one_line(tiny_model: Path) -> None:
     for options, message in (
         (("--tensor-parallel", "0"), "greater than or equal to 1"),
-        (("--tensor-parallel", "64"), "tensor_parallel 64: there are"),
+        (("--tensor-parallel", "16"), "tensor_parallel 16: there are"),
         (("--tensor-parallel", "2", "--gpu", "cpu"), "tensor_parallel is for workers on CPUs"),
     ):
         done = run_command(module_command("blockrelay_worker", "--model", tiny_model, *options))

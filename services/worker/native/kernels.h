@@ -369,9 +369,10 @@ BLOCKRELAY_EXPORT int32_t blockrelay_set_event(void*, void* event, int64_t numbe
   return kOk;
 }
 
-// Waits until the number of an event is at least `number`.
+// Waits until the number of an event is at least `number`, but not much longer than 50 ms.
 BLOCKRELAY_EXPORT int32_t blockrelay_wait_for_event(void*, void* meeting, void* event, int64_t number) {
-  return wait_for(*static_cast<const Meeting*>(meeting), *static_cast<Event*>(event), uint32_t(number)) ? kOk : kRankGone;
+  const bool whole = wait_for(*static_cast<const Meeting*>(meeting), *static_cast<Event*>(event), uint32_t(number), 1);
+  return whole ? kOk : kRankGone;
 }
 
 // Reads `bytes` (a multiple of 128) at p on all threads and writes a sum of them to `sum`.

@@ -56,10 +56,11 @@ struct Meeting {
   Event& arrived(int64_t rank) { return (&broken)[rank + 1]; }
 };
 
-// Waits until the number of `event` is at least `wanted` (they may wrap). Returns false when the meeting is broken.
-inline bool wait_for(const Meeting& meeting, Event& event, uint32_t wanted) {
+// Waits until the number of `event` is at least `wanted` (they may wrap), or has slept `sleeps` times. Returns false when
+// the meeting is broken.
+inline bool wait_for(const Meeting& meeting, Event& event, uint32_t wanted, int64_t sleeps = INT64_MAX) {
   const auto there = [&] { return int32_t(event.number.load(std::memory_order_acquire) - wanted) >= 0; };
-  while (!spin_until(there)) {
+  while (!spin_until(there) && sleeps-- > 0) {
     if (meeting.broken.number.load()) return false;
     const uint32_t seen = event.number.load();
     if (int32_t(seen - wanted) < 0) event.sleep(seen);

@@ -89,7 +89,7 @@ class WorkerSettings(Settings):
     tensor_parallel: int = Field(
         default=1,
         ge=1,
-        le=64,
+        le=16,
         description="processes (ranks) that compute the worker's stage together, each with `threads` threads and a "
         "share of the weights and KV pages; for w8a8 and w4a8 on CPUs of one Linux host",
     )

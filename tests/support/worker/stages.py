@@ -11,6 +11,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.linears import Backend
 from blockrelay_worker.execution.cpu.stage import StageExecutor
+from blockrelay_worker.execution.ranks.group import RankGroup
 from blockrelay_worker.execution.ranks.shares import cut
 from blockrelay_worker.execution.self_test import first_mismatch
 from blockrelay_worker.kernels import load_kernels
@@ -59,12 +60,17 @@ class Chain:
         starts = [1, *(end + 1 for end in ends[:-1])]
         self.stages: list[StageExecutor] = []
         variant = variant or _right_variant(folder)
-        cut_into = None if ranks == 1 else cut(folder.model, ranks)
+        kernels = load_kernels(threads)
         for first, last in zip(starts, ends, strict=True):
+            group = None
+            if ranks > 1:
+                group = RankGroup(
+                    folder, cut(folder.model, ranks),
+                    first=first, last=last, pages=pages, threads=threads, kernels=kernels,
+                )  # fmt: skip
             stage = StageExecutor(
-                folder, first, last,
-                pages=pages, threads=threads, kernels=load_kernels(threads), backend=variant, ranks=cut_into,
-            )  # fmt: skip
+                folder, first, last, pages=pages, threads=threads, kernels=kernels, backend=variant, group=group
+            )
             for array in (*stage.memory.k_pages, *stage.memory.v_pages):
                 array.fill(np.nan)  # whoever reads what he did not write shows it
             self.stages.append(stage)

@@ -29,7 +29,7 @@ def profile(
         int | None, option("N", "Threads per worker; default: all cores.", min=1, callback=check_threads)
     ] = None,
     tensor_parallel: Annotated[
-        int, option("N", "Processes that share each block on the CPU, --threads threads each.", min=1, max=64)
+        int, option("N", "Processes that share each block on the CPU, --threads threads each.", min=1, max=16)
     ] = 1,
     gpu: Annotated[str, option("ID,ID", "Measure these devices too, such as webgpu:0 (blockrelay devices).")] = "",
     form: Annotated[

@@ -171,7 +171,7 @@ class TopologyOptions(OptionGroup):
     ] = None
     replicas: Annotated[int, option("N", "Number of CPU workers per stage.", min=1)] = 1
     tensor_parallel: Annotated[
-        int, option("N", "Processes that share the stage of each CPU worker, --threads threads each.", min=1, max=64)
+        int, option("N", "Processes that share the stage of each CPU worker, --threads threads each.", min=1, max=16)
     ] = 1
     gateways: Annotated[int, option("N", "Number of gateways, on consecutive ports; clients may use any.", min=1)] = 1
     schedulers: Annotated[

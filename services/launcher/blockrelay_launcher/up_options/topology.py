@@ -77,7 +77,7 @@ class HostEntry(_Strict):
 
     roles: tuple[Literal["worker", "gateway", "scheduler"], ...] = ("worker",)
     devices: tuple[DeviceEntry, ...] = ()
-    tensor_parallel: int = Field(default=1, ge=1, le=64)
+    tensor_parallel: int = Field(default=1, ge=1, le=16)
     listen: str | None = None
     port: int | None = Field(default=None, ge=0, le=65535)
     model: Path | None = None

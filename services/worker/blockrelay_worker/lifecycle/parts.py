@@ -16,6 +16,7 @@ from blockrelay_worker.execution.cpu.loading import block_bytes
 from blockrelay_worker.execution.fault_injection import salted_id
 from blockrelay_worker.execution.loader import Executors
 from blockrelay_worker.execution.page_layout import layout_of, pages_for
+from blockrelay_worker.execution.ranks.shares import cut
 from blockrelay_worker.lifecycle.device.on_device import OnDevice
 from blockrelay_worker.policy import KV_SHARE_OF_ONE_WORKER
 from blockrelay_worker.speculation.draft_guesser import DraftGuesser
@@ -85,7 +86,7 @@ class WorkerParts:
         budget = self.settings.kv_bytes or int(self._free_on_machine() * KV_SHARE_OF_ONE_WORKER)
         if self.device:
             return self.device.pages(folder, blocks, useful=useful, kv_bytes=budget)
-        page_bytes = page_bytes_of(folder, blocks) + self.draft_bytes(blocks, 1, weights=False)
+        page_bytes = self._page_bytes(folder, blocks) + self.draft_bytes(blocks, 1, weights=False)
         return useful if page_bytes == 0 else max(LEAST_PAGES, min(useful, budget // page_bytes))
 
     def fits_beside(self, folder: BlockFolder, blocks: Stage, *, processes: int) -> bool:
@@ -98,7 +99,7 @@ class WorkerParts:
             return False
         needed = self.executors.bytes_to_load(folder.manifest, blocks.first, blocks.last)
         pages = self.pages(folder, blocks)
-        needed += pages * page_bytes_of(folder, blocks) + self.draft_bytes(blocks, pages)
+        needed += pages * self._page_bytes(folder, blocks) + self.draft_bytes(blocks, pages)
         return needed <= self._free_on_machine() * BESIDE_SHARE / max(1, processes)
 
     def draft_bytes(self, blocks: Stage, pages: int, *, weights: bool = True) -> int:
@@ -126,7 +127,7 @@ class WorkerParts:
         if self.device:
             return ""
         needed = self.executors.bytes_to_load(folder.manifest, blocks.first, blocks.last)
-        needed += LEAST_PAGES * page_bytes_of(folder, blocks) + self.draft_bytes(blocks, LEAST_PAGES)
+        needed += LEAST_PAGES * self._page_bytes(folder, blocks) + self.draft_bytes(blocks, LEAST_PAGES)
         free = self._free_on_machine()
         if needed <= free:
             return ""
@@ -152,7 +153,14 @@ class WorkerParts:
         """Returns the bytes that a stage takes of the memory that `free_bytes` is about."""
         if self.device:
             return self.device.stage_bytes(folder, blocks, pages)
-        return stage_bytes(folder, blocks, pages) + self.draft_bytes(blocks, pages)
+        weights = stage_bytes(folder, blocks, 0) + self.draft_bytes(blocks, pages)
+        return weights + pages * self._page_bytes(folder, blocks)
+
+    def _page_bytes(self, folder: BlockFolder, blocks: Stage) -> int:
+        """Returns the bytes of a KV page of a stage on CPUs: ranks that share a key and value head hold it each."""
+        heads, ranks = folder.model.kv_heads, self.settings.tensor_parallel
+        held = sum(len(share.kv_heads) for share in cut(folder.model, ranks).shares) if ranks > 1 else heads
+        return page_bytes_of(folder, blocks) * held // heads
 
     def free_bytes(self, folder: BlockFolder) -> int:
         """Returns the free bytes of the device, whose stages are of this folder, where it has a budget; else those of

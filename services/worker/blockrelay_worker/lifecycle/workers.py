@@ -13,6 +13,7 @@ from blockrelay.exit_codes import BROKEN, complain, exit_code
 from blockrelay.observability.logs import get
 from blockrelay.protocol.plan import GPU
 from blockrelay.settings import WorkerSettings
+from blockrelay_worker.execution.cpu.shared_loading import SharedExecutors
 from blockrelay_worker.execution.loader import Executors, executors_for, gpu_of
 from blockrelay_worker.execution.process.executors import DeviceExecutors
 from blockrelay_worker.execution.process.renewal import opened_again_in_s
@@ -148,9 +149,9 @@ class Workers:
         self._stop([stop for stop, _ in self._ends])
 
     def _stop(self, stops: list[threading.Event]) -> None:
-        """Sets these events. When no worker serves or will serve, it also ends the device's process, even in a load."""
+        """Sets these events. When no worker serves or will serve, it also ends a load by a device or by ranks."""
         for stop in stops:
             stop.set()
         over = all(stop.is_set() and not drain.is_possible for stop, drain in self._ends)
-        if over and isinstance(self._executors, DeviceExecutors):
+        if over and isinstance(self._executors, (DeviceExecutors, SharedExecutors)):
             self._executors.abandon()

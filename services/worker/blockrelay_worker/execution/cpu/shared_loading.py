@@ -11,6 +11,7 @@ from blockrelay.host.cpu import cores
 from blockrelay_worker.execution.cpu.loading import block_bytes, mismatch
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.numerics_id import numerics_id
+from blockrelay_worker.execution.ranks.group import RankGroup
 from blockrelay_worker.execution.ranks.numa import bind
 from blockrelay_worker.execution.ranks.shares import cut
 from blockrelay_worker.execution.self_test import first_mismatch
@@ -43,6 +44,7 @@ class SharedExecutors:
         bind(0, ranks)
         self._ranks, self._threads, self._kernels = ranks, threads, load_kernels(threads)
         self._failures = 0  # loads in a row that a rank did not survive
+        self._loading: set[RankGroup] = set()
         if not self._kernels.has_matmul:
             raise UsageError(f"tensor_parallel needs our compiled kernels: leave it out; {shortcoming()}")
 
@@ -74,26 +76,42 @@ class SharedExecutors:
 
     def _verified(self, folder: BlockFolder, first_block: int, last_block: int, *, pages: int) -> StageExecutor:
         """Returns a loaded executor that gives its known answers. Raises DeviceLost if a rank ends meanwhile."""
-        executor = StageExecutor(
+        group = RankGroup(
             folder,
-            first_block,
-            last_block,
+            cut(folder.model, self._ranks),
+            first=first_block,
+            last=last_block,
             pages=pages,
             threads=self._threads,
             kernels=self._kernels,
-            backend="native",
-            ranks=cut(folder.model, self._ranks),
         )
+        self._loading.add(group)
         try:
+            executor = StageExecutor(
+                folder,
+                first_block,
+                last_block,
+                pages=pages,
+                threads=self._threads,
+                kernels=self._kernels,
+                backend="native",
+                group=group,
+            )
             wrong = first_mismatch(executor, range(first_block, last_block + 1))
             if wrong is not None:
                 raise mismatch(folder, wrong, self._kernels)
+            group.is_verified()
         except BaseException:
-            executor.close()
+            group.close()
             raise
-        if executor.group is not None:
-            executor.group.is_verified()
+        finally:
+            self._loading.discard(group)
         return executor
+
+    def abandon(self) -> None:
+        """Ends a load that is under way, in whichever thread, with DeviceLost. Any thread may call it."""
+        for group in list(self._loading):
+            group.abandon()
 
     def bytes_to_load(self, manifest: Manifest, first_block: int, last_block: int) -> int:
         """Returns the bytes of memory that these blocks take, in all ranks together."""

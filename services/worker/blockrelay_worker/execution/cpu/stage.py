@@ -23,7 +23,7 @@ from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.ranks.command import Command
 from blockrelay_worker.execution.ranks.communicator import Alone
 from blockrelay_worker.execution.ranks.group import RankGroup
-from blockrelay_worker.execution.ranks.shares import Cut, whole
+from blockrelay_worker.execution.ranks.shares import whole
 from blockrelay_worker.kernels.arguments import F32
 from blockrelay_worker.kernels.interface import Kernels, Linear
 from blockrelay_worker.kernels.specification import PAGE
@@ -52,12 +52,12 @@ class StageExecutor:
         kernels: Kernels,
         backend: Backend = "u8s8",
         shared: Mapping[int, Block] = MappingProxyType({}),
-        ranks: Cut | None = None,
+        group: RankGroup | None = None,
     ) -> None:
         """Loads the blocks of `folder` (from `open_block_folder`) with `pages` KV pages; `threads` >= 1.
 
-        Blocks in `shared`, by number, are taken as they are: other executors may use them at the same time. With
-        `ranks`, a cut of the model into several, this process computes its share and starts a process for each other.
+        Blocks in `shared`, by number, are taken as they are: other executors may use them at the same time. With a
+        `group`, which was made for these blocks and pages, this process computes the share of rank 0; `close` ends it.
         `backend` is one that these kernels can serve (see `load_linear`). Raises BlockFolderError for blocks that the
         folder lacks or that cannot be loaded, ExecutionError if ONNX Runtime is needed and has no usable library, or if
         the kernels refuse the tensors; for a rank that fails, what `RankGroup` raises. `pages` is at least 1:
@@ -70,20 +70,16 @@ class StageExecutor:
         self.first_block, self.last_block = first_block, last_block
         self.takes_tokens, self.gives_logits = first_block == 1, last_block == model.blocks
         self.layout = layout_of(folder, first_block, last_block)
-        self._group: RankGroup | None = None
-        if ranks is None:
+        self._group = group
+        if group is None:
             cut, communicator, most_rows = whole(model), Alone(), CPU_MAX_ROWS
             self.memory = PageMemory(self.layout, pages)
             self._space = Workspace(model, _FIRST_CAPACITY)
         else:
-            cut, most_rows = ranks, RANK_MAX_ROWS
-            self._group = RankGroup(
-                folder, cut, self.layout,
-                first=first_block, last=last_block, pages=pages, capacity=most_rows, threads=threads, kernels=kernels,
-            )  # fmt: skip
-            communicator, self.memory = self._group.communicator, self._group.pages
-            self._space = Workspace(model, most_rows, self._group.memory.file.take)
-            self._group.start()
+            cut, communicator, most_rows = group.cut, group.communicator, RANK_MAX_ROWS
+            self.memory = group.pages
+            self._space = Workspace(model, most_rows, group.memory.file.take)
+            group.start()
         self.pool = self.memory.pool
         self.backend: Backend = backend
         self.details = {"kernels": kernels.isa, "products": backend, "ranks": str(len(cut.shares))}
@@ -98,18 +94,13 @@ class StageExecutor:
         )
         self._layers = self.layout.layers
         self._cos, self._sin = folder.rotary()
-        try:
-            self.blocks: dict[int, Block] = {
-                index: shared.get(index)
-                or load_block(folder, index, cut, communicator, backend=backend, threads=threads, kernels=kernels)
-                for index in range(first_block, last_block + 1)
-            }
-            if self._group is not None:
-                self._group.wait_until_loaded()
-        except BaseException:
-            if self._group is not None:
-                self._group.close()
-            raise
+        self.blocks: dict[int, Block] = {
+            index: shared.get(index)
+            or load_block(folder, index, cut, communicator, backend=backend, threads=threads, kernels=kernels)
+            for index in range(first_block, last_block + 1)
+        }
+        if group is not None:
+            group.wait_until_loaded()
         first = self.blocks[first_block]
         self._embedding = first.embedding if isinstance(first, Layer) else None
         self._logits = np.empty((0, model.vocab_size), np.float32)

@@ -18,7 +18,7 @@ from blockrelay.errors import BlockFolderError, DeviceLost, ExecutionError, Usag
 from blockrelay.host.child_command import how_it_ended
 from blockrelay.observability.logs import get
 from blockrelay_worker.execution.executor import PageContent
-from blockrelay_worker.execution.page_layout import PageLayout
+from blockrelay_worker.execution.page_layout import PageLayout, layout_of
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.execution.ranks.command import Command
 from blockrelay_worker.execution.ranks.memory import GroupMemory, SharedFile
@@ -28,7 +28,7 @@ from blockrelay_worker.execution.ranks.shares import Cut
 from blockrelay_worker.execution.ranks.version import VERSION
 from blockrelay_worker.kernels.arguments import F32
 from blockrelay_worker.kernels.interface import Kernels
-from blockrelay_worker.policy import LOAD_LIMIT_S
+from blockrelay_worker.policy import LOAD_LIMIT_S, RANK_MAX_ROWS
 
 _MODULE = "blockrelay_worker.execution.ranks"
 #: Seconds that a rank may take to end by itself when its stage is closed.
@@ -49,26 +49,26 @@ class RankGroup:
         self,
         folder: BlockFolder,
         cut: Cut,
-        layout: PageLayout,
         *,
         first: int,
         last: int,
         pages: int,
-        capacity: int,
         threads: int,
         kernels: Kernels,
     ) -> None:
-        """For the blocks `first` to `last` and batches of `capacity` rows at most. `start` starts the processes.
+        """For the blocks `first` to `last`, and batches of RANK_MAX_ROWS rows at most. `start` starts the processes.
 
-        Raises UsageError on systems without the shared memory.
+        Raises UsageError on systems without the shared memory, OSError or MemoryError if there is none now.
         """
-        self.memory = GroupMemory(SharedFile(), cut, layout, pages=pages, capacity=capacity)
+        self.cut = cut
+        layout = layout_of(folder, first, last)
+        self.memory = GroupMemory(SharedFile(), cut, layout, pages=pages, capacity=RANK_MAX_ROWS)
         self.communicator = SharedCommunicator(self.memory, cut, kernels)
         self.pages = GroupPages(self.memory, cut, layout, pages)
         self.lost: DeviceLost | None = None
         self.when_lost: Callable[[], None] = lambda: None
         self._closed = False
-        self._too_slow = threading.Timer(LOAD_LIMIT_S, self._end_all)
+        self._too_slow = threading.Timer(LOAD_LIMIT_S, self._end_slow_ranks)
         self._too_slow.daemon = True
         self._processes: list[subprocess.Popen[bytes]] = []
         self._watchers: list[threading.Thread] = []
@@ -76,7 +76,7 @@ class RankGroup:
         self._begun = {
             "version": VERSION, "file": self.memory.file.descriptor, "ranks": len(cut.shares), "threads": threads,
             "isa": kernels.isa, "folder": str(folder.root.absolute()), "first": first, "last": last, "pages": pages,
-            "capacity": capacity,
+            "capacity": RANK_MAX_ROWS,
         }  # fmt: skip
 
     @property
@@ -138,11 +138,18 @@ class RankGroup:
             self.lost = DeviceLost(f"rank 0 failed: {error}", reason="rank_ended", code="INTERNAL")
         return self.lost
 
+    def abandon(self) -> None:
+        """Kills the ranks at once. A thread that loads the stage, or waits for a step, gets an error."""
+        for process in self._processes:
+            process.kill()
+        self.communicator.break_up()
+
     def close(self) -> None:
         """Ends the ranks and waits for that."""
         self._closed = True
         self._too_slow.cancel()
         self.communicator.break_up()
+        self.memory.file.close()
         for process in self._processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
@@ -151,11 +158,10 @@ class RankGroup:
         for watcher in self._watchers:
             watcher.join()
 
-    def _end_all(self) -> None:
-        """Kills the ranks: one of them hangs, or the machine is far too slow."""
+    def _end_slow_ranks(self) -> None:
+        """Ends a group that was not loaded in time: a rank hangs, or the machine is far too slow."""
         get().error("RANKS_TOO_SLOW", seconds=LOAD_LIMIT_S)
-        for process in self._processes:
-            process.kill()
+        self.abandon()
 
     def _host(self, rank: int, started: "Future[subprocess.Popen[bytes]]") -> None:
         """Starts a rank and watches it until it has ended. Linux kills it when the thread that started it ends.

@@ -51,8 +51,10 @@ class SharedFile:
         return np.frombuffer(mapping, np.uint8)
 
     def close(self) -> None:
-        """Closes the file. What was mapped stays."""
-        os.close(self.descriptor)
+        """Closes the file, unless it is closed. What was mapped stays."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 @dataclass(frozen=True, slots=True)

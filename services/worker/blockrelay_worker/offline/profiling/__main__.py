@@ -63,7 +63,7 @@ def main(
         int | None, typer.Option(min=1, callback=check_threads, help="of a worker [default: the cores]")
     ] = None,
     tensor_parallel: Annotated[
-        int, typer.Option(min=1, max=64, help="processes that share each block on the CPU, with --threads threads each")
+        int, typer.Option(min=1, max=16, help="processes that share each block on the CPU, with --threads threads each")
     ] = 1,
     gpu: Annotated[str, typer.Option(metavar="ID,ID", help="measure these devices too, such as webgpu:0")] = "",
     redis: Annotated[str | None, typer.Option(metavar="URL", help="measure hops over this Redis too")] = None,

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
-from blockrelay.errors import BlockFolderError, DeviceLost, ExecutionError, UsageError
+from blockrelay.errors import DeviceLost, ExecutionError, UsageError
 from blockrelay_converter.convert import convert
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu.shared_loading import SharedExecutors
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 from blockrelay_worker.execution.ranks.numa import bind
 from blockrelay_worker.execution.ranks.shared_communicator import SharedCommunicator
-from blockrelay_worker.execution.ranks.shares import cut
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.kernels.reference import ReferenceKernels
 from tests.support.models.checkpoints import write_checkpoint
@@ -246,13 +245,19 @@ def test_a_rank_without_memory_and_a_process_that_cannot_start_are_told_as_such(
         executors.load(w8a8, 1, 2, pages=4)
 
 
-def test_blocks_that_are_gone_are_refused_with_the_rank(w8a8: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is there when the worker looks, and is gone when the rank opens it."""
-    monkeypatch.setattr("blockrelay_worker.execution.cpu.stage.layout_of", lambda *_: pytest.fail("not asked"))
-    with pytest.raises(BlockFolderError, match="there are no blocks 3 to 9"):
-        StageExecutor(
-            w8a8, 3, 9, pages=4, threads=1, kernels=load_kernels(1), backend="native", ranks=cut(w8a8.model, 2)
-        )
+def test_a_load_can_be_abandoned(w8a8: BlockFolder) -> None:
+    """As when a worker is told to end: the other rank hangs."""
+    executors = SharedExecutors(w8a8, ranks=2, threads=1)
+
+    def load() -> None:
+        with pytest.raises(DeviceLost):
+            executors.load(w8a8, 1, w8a8.model.blocks, pages=4)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    while thread.is_alive():
+        executors.abandon()
+        thread.join(0.01)
 
 
 def test_what_ranks_cannot_share_is_refused(
