@@ -7,6 +7,7 @@ the command line from options, and a worker from a message; all three get the sa
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import Any, cast
 
 from blockrelay.errors import BadRequest, ContextLengthExceeded, WireError
 
@@ -17,6 +18,13 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 64
 MAX_TEMPERATURE = 2.0
+#: Most tokens with a bias, and the largest bias; OpenAI's limit is 100.
+MAX_BIASED_TOKENS, MAX_BIAS = 1024, 100.0
+#: Largest presence and frequency penalty; OpenAI's limit.
+MAX_PENALTY = 2.0
+MAX_REPETITION_PENALTY = 10.0
+#: Sequences of tokens that may not be generated, and tokens of each.
+MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 64, 32
 #: Seeds are taken modulo 2**64; both spellings of a 64-bit number are accepted.
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 
@@ -35,6 +43,13 @@ class SamplingParams:
     stop_token_ids  tokens that end the text besides the model's EOS ids
     ignore_eos      the model's EOS ids do not end the text
     logprobs        None = none; n = log probability of each new token and of the n most likely ones
+    logit_bias      tokens and what is added to their logits, -100 to 100
+    presence_penalty, frequency_penalty
+                    taken from the logits of generated tokens: once, and for each time that they came; -2 to 2
+    repetition_penalty
+                    divides the logits above 0 of all tokens so far, and multiplies the others; 1 = no change
+    min_tokens      new tokens before which no EOS and no stop token is chosen; stop strings count from the first one
+    bad_words       sequences of tokens whose last one is not chosen behind the others
     use_cache       False: no KV is kept between tokens; each step computes all tokens before it again
 
     Raises BadRequest, whose `param` is the name of the wrong field.
@@ -50,6 +65,12 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
     use_cache: bool = True
 
     def __post_init__(self) -> None:
@@ -75,6 +96,26 @@ class SamplingParams:
                 raise BadRequest(f"{name} must be true or false, not {value!r}", param=name)
         if self.logprobs is not None:
             check_logprobs(self.logprobs)
+        _check_bias(self.logit_bias)
+        for name in ("presence_penalty", "frequency_penalty"):
+            _number(name, getattr(self, name), -MAX_PENALTY, MAX_PENALTY)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY)
+        if self.repetition_penalty == 0:
+            raise BadRequest("repetition_penalty must be above 0, not 0", param="repetition_penalty")
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _check_bad_words(self.bad_words)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits change before a token is drawn: then a draw depends on the tokens before it."""
+        return bool(
+            self.logit_bias
+            or self.bad_words
+            or self.min_tokens
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1
+        )
 
     def end_ids(self, eos_ids: Sequence[int]) -> frozenset[int]:
         """Returns the tokens that end this request; their text is never shown. `eos_ids` are the model's."""
@@ -85,6 +126,8 @@ class SamplingParams:
         plain = asdict(self)
         plain["stop"] = list(self.stop)
         plain["stop_token_ids"] = list(self.stop_token_ids)
+        plain["logit_bias"] = [list(pair) for pair in self.logit_bias]
+        plain["bad_words"] = [list(word) for word in self.bad_words]
         return plain
 
     @classmethod
@@ -103,6 +146,11 @@ class SamplingParams:
             if not isinstance(value, list | tuple):
                 raise WireError(f"sampling parameter {name} is not a list")
             values[name] = tuple(value)
+        for name in ("logit_bias", "bad_words"):
+            rows = cast("Sequence[Any]", values.get(name, ()))
+            if not isinstance(rows, list | tuple) or not all(isinstance(one, list | tuple) for one in rows):
+                raise WireError(f"sampling parameter {name} is not a list of lists")
+            values[name] = tuple(tuple(one) for one in rows)
         return cls(**values)  # pyright: ignore[reportArgumentType]  # __post_init__ checks every type
 
 
@@ -130,7 +178,7 @@ def check_prompt(
     """Checks that the model can run `prompt` (token ids) and then `params.max_tokens` new tokens.
 
     Raises ContextLengthExceeded if the prompt is longer than the context, or fills it and a new token is asked for.
-    Raises BadRequest for an empty prompt, for a token id (of the prompt or `stop_token_ids`) outside the vocabulary,
+    Raises BadRequest for an empty prompt, for a token id of the prompt or of `params` outside the vocabulary,
     and for too large a `max_tokens`. `context` is the model's number of positions. `param` is the client's name for the
     prompt field.
     """
@@ -139,9 +187,15 @@ def check_prompt(
     for index, token in enumerate(prompt):
         if not 0 <= token < vocab_size:
             raise BadRequest(f"{param}: token id {token} at index {index} is not in 0..{vocab_size - 1}", param=param)
-    for token in params.stop_token_ids:
-        if token >= vocab_size:
-            raise BadRequest(f"stop_token_ids: {token} is not in 0..{vocab_size - 1}", param="stop_token_ids")
+    named = {
+        "stop_token_ids": params.stop_token_ids,
+        "logit_bias": [token for token, _ in params.logit_bias],
+        "bad_words": [token for word in params.bad_words for token in word],
+    }
+    for name, ids in named.items():
+        for token in ids:
+            if token >= vocab_size:
+                raise BadRequest(f"{name}: {token} is not in 0..{vocab_size - 1}", param=name)
     if len(prompt) > context or (len(prompt) == context and params.max_tokens):
         # The first half is OpenAI's sentence, which clients search for.
         message = f"This model's maximum context length is {context} tokens, and {param} has {len(prompt)}"
@@ -179,3 +233,28 @@ def _check_stop(stop: object) -> None:
             raise BadRequest(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters, not {len(text)}", param="stop")
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise BadRequest("a stop string holds half of a surrogate pair, which no text can contain", param="stop")
+
+
+def _check_bias(bias: object) -> None:
+    pairs: tuple[Any, ...] = cast("tuple[Any, ...]", bias) if isinstance(bias, tuple) else (None,)
+    if not all(isinstance(pair, tuple) and len(cast("tuple[Any, ...]", pair)) == 2 for pair in pairs):
+        raise BadRequest("logit_bias must be pairs of a token id and a number", param="logit_bias")
+    if len(pairs) > MAX_BIASED_TOKENS:
+        raise BadRequest(f"logit_bias takes at most {MAX_BIASED_TOKENS} tokens, not {len(pairs)}", param="logit_bias")
+    for token, number in pairs:
+        _integer("logit_bias", token, 0, 2**31 - 1)
+        _number("logit_bias", number, -MAX_BIAS, MAX_BIAS)
+    if len({token for token, _ in pairs}) < len(pairs):
+        raise BadRequest("logit_bias names a token twice", param="logit_bias")
+
+
+def _check_bad_words(words: object) -> None:
+    sequences: tuple[Any, ...] = cast("tuple[Any, ...]", words) if isinstance(words, tuple) else (None,)
+    if len(sequences) > MAX_BAD_WORDS:
+        raise BadRequest(f"bad_words takes at most {MAX_BAD_WORDS} words, not {len(sequences)}", param="bad_words")
+    for word in sequences:
+        tokens = cast("tuple[Any, ...]", word) if isinstance(word, tuple) else ()
+        if not 1 <= len(tokens) <= MAX_BAD_WORD_TOKENS:
+            raise BadRequest(f"a bad word has 1 to {MAX_BAD_WORD_TOKENS} tokens", param="bad_words")
+        for token in tokens:
+            _integer("bad_words", token, 0, 2**31 - 1)

@@ -52,7 +52,7 @@ class TokenCommits:
                     self._results.submit(run.last.logits, tensor_end(run, self._role))
             elif item.samples:
                 run.forget_from(item.known_end)  # a later stage learned the drafts with their rows
-                drawn.append((item, draws_of(run, logits)))
+                drawn.append((item, draws_of(run, logits, item.tokens[item.rows - item.drafts :])))
         if drawn:
             self._commit_tokens(drawn)
 

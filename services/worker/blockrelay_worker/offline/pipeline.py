@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
-from blockrelay.errors import BlockFolderError, RowNotFinite
+from blockrelay.errors import BlockFolderError, ExecutionError, RowNotFinite
 from blockrelay.failpoints import reach
 from blockrelay.protocol.plan import CPU, GPU, Device, Stage
 from blockrelay.protocol.planned_split import ANY_GPU, equal_parts
@@ -25,8 +25,9 @@ from blockrelay_worker.execution.loader import Executors, executors_for
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from blockrelay_worker.kernels import load_kernels
+from blockrelay_worker.sampling.logit_changes import TokenCounts, changes_of
 from blockrelay_worker.sampling.row_sampler import sampler_of
-from blockrelay_worker.sampling.sampler import Draw, Sampled
+from blockrelay_worker.sampling.sampler import NO_TOKEN, Draw, Sampled
 from blockrelay_worker.sampling.stop_conditions import FinishReason, Progress, advance
 
 #: Prompt rows per run: the linear layers are at full speed and buffers stay small.
@@ -168,7 +169,7 @@ class Pipeline:
         The tokens before `first_position` must have been run, and no position may be beyond the `tokens` of the
         constructor. `wanted` are indexes in `tokens`; None: the last one. The result is valid until the next run. Adds
         the seconds of each block to `seconds`, by block name, and each stage's run to `runs`. Raises RowNotFinite if
-        the model overflows, ExecutionError if a block or a device fails.
+        the model overflows, ExecutionError if a block or a device fails, or no token is allowed to follow.
         """
         rows = [len(tokens) - 1] if wanted is None else wanted
         seconds = {} if seconds is None else seconds
@@ -249,13 +250,17 @@ def generate(
     for token in known:
         assert advance(progress, token) is None, "the known tokens end the request"
     before = [*prompt, *known]
+    counts = TokenCounts(before, len(prompt)) if params.changes_logits else None
     sampled: list[Sampled] = []
     first_token_s, first = 0.0, 0
     while True:
         began, runs = time.perf_counter(), list[StageRun]()
         logits = _rows(pipeline, before, first, seconds, None if on_step is None else runs)
         position, ran = progress.length, time.perf_counter()
-        sampled += pipeline.sampler([Draw(logits, params, seed, position)])
+        changes = None if counts is None else changes_of(logits, params, counts, before, progress.end_ids)
+        sampled += pipeline.sampler([Draw(logits, params, seed, position, changes)])
+        if sampled[-1].token == NO_TOKEN:
+            raise ExecutionError("no token is allowed to follow")
         token, chosen = sampled[-1].token, time.perf_counter()
         first_token_s = first_token_s or chosen - started
         reason = advance(progress, token)
@@ -265,6 +270,8 @@ def generate(
         if reason is not None:
             break
         before.append(token)
+        if counts is not None:
+            counts.add([token])
         first = position if params.use_cache else 0
     return Generated(
         sampled=tuple(sampled),

@@ -12,6 +12,7 @@ from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay_worker.kernels.specification import PAGE
 from blockrelay_worker.runs.kv_state import KvState
+from blockrelay_worker.sampling.logit_changes import TokenCounts
 from blockrelay_worker.sampling.prompt_lookup import Drafter, KnownTokens, right_drafts
 from blockrelay_worker.sampling.stop_conditions import Progress
 
@@ -62,6 +63,8 @@ class LastStageState:
 
     progress: Progress | None = None
     """Decides where the request ends; None for a tensor step, which collects `logits`."""
+    counts: TokenCounts | None = None
+    """Counts the tokens of a request that changes logits; None before its first draw."""
     committed: int = 0
     """Tokens that were handed to COMMIT."""
     known_before: int | None = None

@@ -60,7 +60,7 @@ class Sampled:
 
 def need_of(params: SamplingParams) -> Need | None:
     """The part of a row of logits that `sample` needs for these parameters; None: all of it."""
-    if params.logprobs is not None:
+    if params.logprobs is not None or params.changes_logits:
         return None
     if params.temperature == 0:
         return Need(temperature=0.0)

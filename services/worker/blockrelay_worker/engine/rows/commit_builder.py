@@ -7,16 +7,33 @@ from typing import Any
 from blockrelay.protocol.encoding.end_meta import encode_end_meta
 from blockrelay.protocol.messages import Commit, TokenLogprobs
 from blockrelay_worker.engine.stage_role import StageRole
-from blockrelay_worker.execution.selection import LogitRows
+from blockrelay_worker.execution.selection import Largest, LogitRows
 from blockrelay_worker.runs.run import Run
+from blockrelay_worker.sampling.logit_changes import TokenCounts, changes_of
 from blockrelay_worker.sampling.sampler import NO_TOKEN, Draw, Sampled
 from blockrelay_worker.sampling.stop_conditions import FinishReason, advance
 
 
-def draws_of(run: Run, logits: LogitRows) -> list[Draw]:
+def draws_of(run: Run, logits: LogitRows, drafts: Sequence[int]) -> list[Draw]:
     """The draws of the token after `run.tokens`, and of those behind each draft; `logits` are as `next_tokens` says."""
     length = len(run.tokens)
-    return [Draw(row, run.params, run.seed, length + i) for i, row in enumerate(logits)]
+    if not run.params.changes_logits:
+        return [Draw(row, run.params, run.seed, length + i) for i, row in enumerate(logits)]
+    last = run.last
+    assert last is not None and last.progress is not None, "it generates tokens"
+    if last.counts is None or last.counts.length > length:
+        last.counts = TokenCounts(run.tokens, run.prompt_length)
+    counts = last.counts
+    counts.add(run.tokens[counts.length :])
+    tokens, draws = list(run.tokens), list[Draw]()
+    for i, row in enumerate(logits):
+        assert not isinstance(row, Largest), "this draw needs the whole row"
+        changes = changes_of(row, run.params, counts, tokens, last.progress.end_ids)
+        draws.append(Draw(row, run.params, run.seed, length + i, changes))
+        counts.add(drafts[i : i + 1])
+        tokens += drafts[i : i + 1]
+    counts.take_back(drafts[: len(logits)])
+    return draws
 
 
 def next_tokens(run: Run, drafts: Sequence[int], sampled: Sequence[Sampled], role: StageRole) -> Commit | None:

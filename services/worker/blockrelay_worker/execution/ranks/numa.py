@@ -29,8 +29,8 @@ def bind(rank: int, ranks: int, *, root: Path = _NODES) -> None:
 
 @cache
 def _allowed() -> frozenset[int]:
-    """Returns the processors that this process might use before its first thread was bound."""
-    return frozenset(os.sched_getaffinity(0))
+    """Returns the processors that this process might use before its first thread was bound; none if not on Linux."""
+    return frozenset(os.sched_getaffinity(0)) if sys.platform == "linux" else frozenset()
 
 
 def cpus_of(rank: int, ranks: int, found: Mapping[int, Set[int]], allowed: Set[int]) -> frozenset[int]:
