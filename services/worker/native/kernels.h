@@ -1,6 +1,7 @@
 // The functions that Python calls, built once per instruction set. They return a status: 0, 1 for an index out of
-// range, 2 for no memory, 3 for a rank that is gone; unless it is 0, nothing valid was written. The caller (kernels/interface.py) has checked shapes,
-// dtypes and layouts. `epsilon` is rounded to float here, where the rounding mode is known.
+// range, 2 for no memory, 3 for a rank that is gone; unless it is 0, nothing valid was written. The caller
+// (kernels/interface.py) has checked shapes, dtypes and layouts. `epsilon` is rounded to float here, where the rounding
+// mode is known.
 #pragma once
 
 #include <new>

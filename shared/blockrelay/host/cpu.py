@@ -11,6 +11,8 @@ from blockrelay.host.control_groups import ROOT, cpu_quota
 
 #: Most threads per core that are accepted: more would only wait for each other.
 THREADS_PER_CORE = 4
+#: Most processes that share a stage: each needs five file descriptors in all of them.
+MAX_RANKS = 16
 
 
 def check_threads(threads: int | None) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from blockrelay.errors import UsageError
-from blockrelay.host.cpu import check_threads
+from blockrelay.host.cpu import MAX_RANKS, check_threads
 from blockrelay.protocol.plan import GPU, Device
 from blockrelay.settings.common import Settings
 
@@ -89,7 +89,7 @@ class WorkerSettings(Settings):
     tensor_parallel: int = Field(
         default=1,
         ge=1,
-        le=16,
+        le=MAX_RANKS,
         description="processes (ranks) that compute the worker's stage together, each with `threads` threads and a "
         "share of the weights and KV pages; for w8a8 and w4a8 on CPUs of one Linux host",
     )

@@ -4,7 +4,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any, final
 
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay_worker.execution.batch import Segment
-from blockrelay_worker.execution.cpu.block_calls import BlockCalls
+from blockrelay_worker.execution.cpu.block_calls import BlockCalls, Step
 from blockrelay_worker.execution.cpu.layers import Layer, load_block
-from blockrelay_worker.execution.cpu.linears import Backend
+from blockrelay_worker.execution.cpu.linears import Backend, Computation
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
 from blockrelay_worker.execution.cpu.slot_mapping import place
 from blockrelay_worker.execution.cpu.workspace import Workspace
-from blockrelay_worker.execution.page_layout import PageLayout, layout_of
+from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.ranks.communicator import Communicator, Turn
 from blockrelay_worker.execution.ranks.shares import Cut, Exchanged, cut
 from blockrelay_worker.kernels.arguments import F32
@@ -28,7 +28,7 @@ from blockrelay_worker.kernels.interface import Kernels
 
 @dataclass
 class Table:
-    """Where the threads of one stage meet."""
+    """The meeting point of the threads that are the ranks of one stage."""
 
     barrier: threading.Barrier
     parts: dict[int, F32] = field(default_factory=dict[int, F32])
@@ -39,8 +39,9 @@ class Table:
 class ThreadCommunicator(Communicator):
     """`Communicator` of a rank that is a thread."""
 
-    def __init__(self, table: Table, rank: int) -> None:
-        self._table, self.rank = table, rank
+    def __init__(self, table: Table, rank: int, kernels: Kernels) -> None:
+        super().__init__(rank, kernels)
+        self._table = table
 
     def part(self, turn: Turn, own: F32) -> F32:
         return np.empty_like(own)
@@ -69,16 +70,10 @@ def logits_of_threads(
     table = Table(threading.Barrier(ranks))
 
     def one(parts: Cut) -> NDArray[np.float32]:
-        model, mine = folder.model, parts.mine
-        together, blocks = ThreadCommunicator(table, parts.rank), range(1, folder.model.blocks + 1)
-        loaded = {
-            index: load_block(folder, index, parts, together, backend=backend, threads=1, kernels=kernels)
-            for index in blocks
-        }
-        whole = layout_of(folder, 1, model.blocks)
-        layout = PageLayout(
-            layers=whole.layers, kv_heads=len(mine.kv_heads), head_dim=model.head_dim, dtype=whole.dtype
-        )
+        model, together = folder.model, ThreadCommunicator(table, parts.rank, kernels)
+        by = Computation(kernels=kernels, backend=backend, threads=1, cut=parts, ranks=together)
+        loaded = {index: load_block(folder, index, by) for index in range(1, model.blocks + 1)}
+        layout = replace(layout_of(folder, 1, model.blocks), kv_heads=len(parts.mine.kv_heads))
         memory, space = PageMemory(layout, 8), Workspace(model, len(tokens))
         cos, sin = folder.rotary()
         rows = place([Segment(rows=len(tokens), first_position=0, pages=range(8))], space, cos, sin, keeps_pages=True)
@@ -88,8 +83,7 @@ def logits_of_threads(
         x[...] = first.embedding[list(tokens)]
         logits = np.empty((len(tokens), model.vocab_size), np.float32)
         calls = BlockCalls(loaded, memory.k_pages, memory.v_pages, kernels)
-        program = calls.program(x, rows, range(len(tokens)), logits, space, first=1, last=model.blocks)
-        program.run([])
+        calls.program(Step(x, rows, range(len(tokens)), logits, space, 1, model.blocks)).run([])
         return logits
 
     with ThreadPoolExecutor(ranks) as threads:

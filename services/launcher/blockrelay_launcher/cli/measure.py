@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from blockrelay.extras import need
-from blockrelay.host.cpu import check_threads
+from blockrelay.host.cpu import MAX_RANKS, check_threads
 from blockrelay_launcher.bench.options import BenchOptions
 from blockrelay_launcher.drill.options import DrillOptions
 from blockrelay_launcher.option_groups import flag, option, with_option_groups
@@ -29,7 +29,7 @@ def profile(
         int | None, option("N", "Threads per worker; default: all cores.", min=1, callback=check_threads)
     ] = None,
     tensor_parallel: Annotated[
-        int, option("N", "Processes that share each block on the CPU, --threads threads each.", min=1, max=16)
+        int, option("N", "Processes that share each block on the CPU, --threads threads each.", min=1, max=MAX_RANKS)
     ] = 1,
     gpu: Annotated[str, option("ID,ID", "Measure these devices too, such as webgpu:0 (blockrelay devices).")] = "",
     form: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import typer
 
 from blockrelay.errors import UsageError
-from blockrelay.host.cpu import check_threads
+from blockrelay.host.cpu import MAX_RANKS, check_threads
 from blockrelay.redis.connections import checked_url
 from blockrelay.settings import BUNDLED_MODEL
 from blockrelay_launcher.option_groups import OptionGroup, flag, option, switch
@@ -171,7 +171,8 @@ class TopologyOptions(OptionGroup):
     ] = None
     replicas: Annotated[int, option("N", "Number of CPU workers per stage.", min=1)] = 1
     tensor_parallel: Annotated[
-        int, option("N", "Processes that share the stage of each CPU worker, --threads threads each.", min=1, max=16)
+        int,
+        option("N", "Processes that share the stage of each CPU worker, --threads threads each.", min=1, max=MAX_RANKS),
     ] = 1
     gateways: Annotated[int, option("N", "Number of gateways, on consecutive ports; clients may use any.", min=1)] = 1
     schedulers: Annotated[

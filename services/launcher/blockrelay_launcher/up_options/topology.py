@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import UsageError
-from blockrelay.host.cpu import check_threads
+from blockrelay.host.cpu import MAX_RANKS, check_threads
 from blockrelay.planning.devices import decode_fleet
 from blockrelay.protocol.planned_split import ANY_CPU, ANY_GPU, PlannedSplit, is_gpu, is_host_device
 from blockrelay.quantities import parse_quantity
@@ -77,7 +77,7 @@ class HostEntry(_Strict):
 
     roles: tuple[Literal["worker", "gateway", "scheduler"], ...] = ("worker",)
     devices: tuple[DeviceEntry, ...] = ()
-    tensor_parallel: int = Field(default=1, ge=1, le=16)
+    tensor_parallel: int = Field(default=1, ge=1, le=MAX_RANKS)
     listen: str | None = None
     port: int | None = Field(default=None, ge=0, le=65535)
     model: Path | None = None

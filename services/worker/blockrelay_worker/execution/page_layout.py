@@ -23,6 +23,11 @@ class PageLayout:
         """Bytes of keys and values of 16 tokens in all layers of the stage."""
         return 2 * self.layers * self.kv_heads * self.head_dim * PAGE * np.dtype(self.dtype).itemsize
 
+    def shapes(self, pages: int) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
+        """Returns the shapes of the keys and of the values of `pages` pages in one layer."""
+        heads, dim = self.kv_heads, self.head_dim
+        return (pages, heads, dim, PAGE), (pages, heads, PAGE, dim)
+
 
 def layout_of(folder: BlockFolder, first_block: int, last_block: int) -> PageLayout:
     """Returns the page layout of a stage of these blocks (numbered from 1, both included).

@@ -18,6 +18,7 @@ from blockrelay.errors import BlockFolderError, KnownAnswerMismatch
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.cpu import loading
 from blockrelay_worker.execution.cpu.layers import Block, load_block
+from blockrelay_worker.execution.cpu.linears import Computation
 from blockrelay_worker.execution.cpu.loading import CpuExecutors
 from blockrelay_worker.execution.cpu.stage import StageExecutor
 
@@ -30,9 +31,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     gc.collect()
     files: list[str] = []
 
-    def noted(folder: BlockFolder, index: int, *share: object, **form: object) -> Block:
+    def noted(folder: BlockFolder, index: int, by: Computation) -> Block:
         files.append(f"{folder.root.name}/{folder.manifest.block(index).file}")
-        return load_block(folder, index, *share, **form)  # type: ignore[arg-type]
+        return load_block(folder, index, by)
 
     monkeypatch.setattr("blockrelay_worker.execution.cpu.stage.load_block", noted)
     yield files

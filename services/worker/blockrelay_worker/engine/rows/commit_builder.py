@@ -15,7 +15,10 @@ from blockrelay_worker.sampling.stop_conditions import FinishReason, advance
 
 
 def draws_of(run: Run, logits: LogitRows, drafts: Sequence[int]) -> list[Draw]:
-    """The draws of the token after `run.tokens`, and of those behind each draft; `logits` are as `next_tokens` says."""
+    """Returns the draws of the token after `run.tokens`, and of those behind each of `drafts`.
+
+    `logits` has a row for each of them. A request that changes logits sees the drafts before a row as its tokens.
+    """
     length = len(run.tokens)
     if not run.params.changes_logits:
         return [Draw(row, run.params, run.seed, length + i) for i, row in enumerate(logits)]

@@ -1,6 +1,7 @@
 """The kernel calls by which loaded blocks compute a batch: recorded and kept for few rows, direct otherwise."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,6 +15,23 @@ from blockrelay_worker.kernels.recorded import Direct
 
 #: Most rows for which calls are recorded (above, their overhead does not matter), and most programs that are kept.
 _RECORDED_ROWS, _PROGRAMS = 64, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A batch of R rows in the buffers of an executor, and the blocks that compute it."""
+
+    x: F32
+    """The residual stream [R, H], which layers change in place."""
+    rows: SlotMapping
+    wanted: Sequence[int]
+    """The rows whose logits the head writes."""
+    logits: F32 | None
+    """The buffer of these logits [wanted, vocab]; None without the head."""
+    space: Workspace
+    first: int
+    last: int
+    """The first and the last block, both included."""
 
 
 class BlockCalls:
@@ -53,53 +71,33 @@ class BlockCalls:
         self._blocks.clear()
         self._k_pages = self._v_pages = ()
 
-    def program(
-        self,
-        x: F32,
-        rows: SlotMapping,
-        wanted: Sequence[int],
-        logits: F32 | None,
-        space: Workspace,
-        *,
-        first: int,
-        last: int,
-    ) -> Program:
-        """Returns the calls of the blocks `first` to `last` on these buffers, in a part for each block.
+    def program(self, step: Step) -> Program:
+        """Returns the calls of a step, in a part for each block.
 
-        Layers change `x` [R, H] in place; the head, if it is the last of them, writes `logits` [wanted, vocab]. Rows
-        gathered for the head make a program direct: NumPy gathers them, and only kernel calls can be recorded.
+        Rows gathered for the head make a program direct: NumPy gathers them, and only kernel calls can be recorded.
         """
-        count = rows.positions.size
-        if count > self._recorded_rows or (logits is not None and len(wanted) != count):
-            return Direct(self._parts(x, rows, wanted, logits, space, first, last))
-        key = (first, last, *rows.shape)
+        count = step.rows.positions.size
+        if count > self._recorded_rows or (step.logits is not None and len(step.wanted) != count):
+            return Direct(self._parts(step))
+        key = (step.first, step.last, *step.rows.shape)
         program = self._programs.get(key)
         if program is None:
             if len(self._programs) >= _PROGRAMS:
                 self._programs.clear()
-            program = self._kernels.record(self._parts(x, rows, wanted, logits, space, first, last))
-            self._programs[key] = program
+            program = self._programs[key] = self._kernels.record(self._parts(step))
         return program
 
-    def _parts(
-        self,
-        x: F32,
-        rows: SlotMapping,
-        wanted: Sequence[int],
-        logits: F32 | None,
-        space: Workspace,
-        first: int,
-        last: int,
-    ) -> list[Callable[[], None]]:
+    def _parts(self, step: Step) -> list[Callable[[], None]]:
         """Returns one call per block."""
-        chosen = np.asarray(wanted, np.intp)
+        x, rows, logits, space = step.x, step.rows, step.logits, step.space
+        chosen = np.asarray(step.wanted, np.intp)
         parts: list[Callable[[], None]] = []
         head_input = x
-        for number in range(first, last + 1):
+        for number in range(step.first, step.last + 1):
             match self._blocks[number]:
                 case Layer() as layer:
                     pages = self._k_pages[number - self._first], self._v_pages[number - self._first]
-                    if logits is not None and number + 1 == last and chosen.size < x.shape[0]:
+                    if logits is not None and number + 1 == step.last and chosen.size < x.shape[0]:
                         head_input = space.wanted(chosen.size, x.shape[1])
                         parts.append(partial(layer.run_wanted, x, rows, space, *pages, chosen, head_input))
                     else:

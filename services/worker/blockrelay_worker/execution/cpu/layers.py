@@ -10,37 +10,24 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.block_folder.model import hadamard_size, quantises_rows, row_group
-from blockrelay_worker.execution.cpu.linears import Backend, load_linear
+from blockrelay_worker.execution.cpu.linears import Computation, load_linear
 from blockrelay_worker.execution.cpu.slot_mapping import SlotMapping
 from blockrelay_worker.execution.cpu.workspace import Workspace
-from blockrelay_worker.execution.ranks.communicator import Communicator
-from blockrelay_worker.execution.ranks.shares import Cut
 from blockrelay_worker.kernels.arguments import F32, I32, Pages
-from blockrelay_worker.kernels.interface import Kernels, Linear
+from blockrelay_worker.kernels.interface import Linear
 
 
 class Layer:
     """One layer: attention and MLP as in Llama, with Qwen's bias and head norms where the folder has them."""
 
-    def __init__(
-        self,
-        folder: BlockFolder,
-        index: int,
-        cut: Cut,
-        ranks: Communicator,
-        *,
-        backend: Backend,
-        threads: int,
-        kernels: Kernels,
-    ) -> None:
-        """Loads this rank's share of block `index` (from 1) of the folder; `load_linear` has the other arguments.
+    def __init__(self, folder: BlockFolder, index: int, by: Computation) -> None:
+        """Loads this rank's share of block `index` (from 1) of the folder.
 
         Raises BlockFolderError if its file is too short or ONNX Runtime refuses a graph of the folder. Raises
         ExecutionError if ONNX Runtime has no usable library, or if our kernels refuse the tensors.
         """
         model, tensors = folder.model, {name: np.asarray(array) for name, array in folder.tensors(index).items()}
-        self._kernels = kernels
-        self._model, self._cut, self._ranks = model, cut, ranks
+        self._kernels, self._cut, self._ranks, self._model = by.kernels, by.cut, by.ranks, model
         self._eps = model.rms_norm_eps
         self._quantised = quantises_rows(folder.manifest.precision_of(index))
         self._group = row_group(folder.manifest.precision_of(index))
@@ -49,13 +36,10 @@ class Layer:
         self._norm_attention = cast(F32, tensors["norm_attention"])
         self._norm_mlp = cast(F32, tensors["norm_mlp"])
         bias = cast(F32 | None, tensors.get("qkv.bias"))
-        self._bias = None if bias is None else cut.own("qkv", bias)
+        self._bias = None if bias is None else by.cut.own("qkv", bias)
         self._norm_q = cast(F32 | None, tensors.get("norm_q"))
         self._norm_k = cast(F32 | None, tensors.get("norm_k"))
-        self.linears = {
-            kind: load_linear(folder, index, kind, tensors, cut, backend=backend, threads=threads, kernels=kernels)
-            for kind in ("qkv", "o", "gate_up", "down")
-        }
+        self.linears = {kind: load_linear(folder, index, kind, tensors, by) for kind in ("qkv", "o", "gate_up", "down")}
 
     def run(self, x: F32, rows: SlotMapping, space: Workspace, k_pages: Pages, v_pages: Pages) -> None:
         """Runs the layer on x [R, H] in place, and writes the rows' keys and values to their KV pages.
@@ -113,7 +97,7 @@ class Layer:
         kernels.attention(q, k_pages, v_pages, page_table, segments, out=mixed)
         if self._quantised:
             u, scale = ranks.gather_quantise(
-                kernels, 0, mixed, "heads", out=space.mixed(count, heads), group=self._group,
+                0, mixed, "heads", out=space.mixed(count, heads), group=self._group,
                 u=space.quantised(count, heads), scale=space.scale(0, count, heads, self._group),
             )  # fmt: skip
             self._add(x, self.linears["o"], u, scale, space)
@@ -133,7 +117,7 @@ class Layer:
         else:
             activated = kernels.swiglu(y, scale, out=ranks.part(0, space.normed(count, len(mine.mlp))))
             ranks.gather_quantise(
-                kernels, 0, activated, "mlp", out=space.normed(count, width),
+                0, activated, "mlp", out=space.normed(count, width),
                 hadamard=self._hadamard, group=self._group, u=u, scale=its_scale,
             )  # fmt: skip
         self._add(x, self.linears["down"], u, its_scale, space)
@@ -142,7 +126,7 @@ class Layer:
         """Adds rows @ linear to x [R, H]; `rows` and `scale` are as in `_multiply`."""
         y = self._ranks.part(1, space.linear_output(x.shape[0], len(self._cut.mine.hidden)))
         scale = _multiply(linear, rows, scale, y)
-        self._ranks.gather_add(self._kernels, 1, y, x, scale, out=space.linear_output(*x.shape))
+        self._ranks.gather_add(1, y, x, scale, out=space.linear_output(*x.shape))
 
     def _normed_linear(
         self, linear: Linear, x: F32, weight: F32, space: Workspace, width: int
@@ -175,30 +159,18 @@ def _multiply(linear: Linear, rows: NDArray[Any], scale: F32 | None, out: F32) -
 class Head:
     """The last block: the final norm and the linear layer to the logits of the vocabulary."""
 
-    def __init__(
-        self,
-        folder: BlockFolder,
-        index: int,
-        cut: Cut,
-        ranks: Communicator,
-        *,
-        backend: Backend,
-        threads: int,
-        kernels: Kernels,
-    ) -> None:
+    def __init__(self, folder: BlockFolder, index: int, by: Computation) -> None:
         """Loads this rank's share of block `index`, the last one of the folder.
 
         Raises BlockFolderError and ExecutionError as `Layer` does.
         """
         tensors = {name: np.asarray(array) for name, array in folder.tensors(index).items()}
-        self._kernels, self._cut, self._ranks = kernels, cut, ranks
+        self._kernels, self._cut, self._ranks = by.kernels, by.cut, by.ranks
         self._eps = folder.model.rms_norm_eps
         self._quantised = quantises_rows(folder.manifest.precision_of(index))
         self._group = row_group(folder.manifest.precision_of(index))
         self._norm = cast(F32, tensors["norm_final"])
-        self.linears = {
-            "head": load_linear(folder, index, "head", tensors, cut, backend=backend, threads=threads, kernels=kernels)
-        }
+        self.linears = {"head": load_linear(folder, index, "head", tensors, by)}
 
     def run_wanted(self, x: F32, wanted: NDArray[np.intp], space: Workspace, out: F32) -> None:
         """Writes the logits of the rows `wanted` (indexes, ascending) to `out` [n, vocab], in rank 0.
@@ -229,19 +201,10 @@ Block = Layer | Head
 """A block of a stage. Several executors may use one at the same time: all that changes is theirs."""
 
 
-def load_block(
-    folder: BlockFolder,
-    index: int,
-    cut: Cut,
-    ranks: Communicator,
-    *,
-    backend: Backend,
-    threads: int,
-    kernels: Kernels,
-) -> Block:
+def load_block(folder: BlockFolder, index: int, by: Computation) -> Block:
     """Loads this rank's share of block `index` (from 1): a layer, or the head if it is the folder's last one.
 
     Raises BlockFolderError and ExecutionError as `Layer` does.
     """
     kind = Head if index == folder.model.blocks else Layer
-    return kind(folder, index, cut, ranks, backend=backend, threads=threads, kernels=kernels)
+    return kind(folder, index, by)

@@ -16,6 +16,8 @@ compiled kernels are installed.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -28,10 +30,24 @@ from blockrelay_worker.execution.cpu.backends.both_linear import BothLinear
 from blockrelay_worker.execution.cpu.backends.ort_linear import OrtLinear
 from blockrelay_worker.execution.cpu.backends.ort_runtime import shared_runtime
 from blockrelay_worker.execution.cpu.exact_linears import ExactGroupLinear, ExactLinear
+from blockrelay_worker.execution.ranks.communicator import Communicator
 from blockrelay_worker.execution.ranks.shares import Cut
 from blockrelay_worker.kernels.interface import Kernels, Linear
 
 Backend = Literal["both", "native", "u8s8", "u8u8", "exact"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computation:
+    """What computes blocks: the kernels, the backend of linear layers, and this rank's share."""
+
+    kernels: Kernels
+    backend: Backend
+    """One that these kernels can serve: `native` and `both` need kernels that multiply."""
+    threads: int
+    """Threads of ONNX Runtime: the first call in a process sets them for all."""
+    cut: Cut
+    ranks: Communicator
 
 
 def load_linear(
@@ -39,43 +55,40 @@ def load_linear(
     index: int,
     kind: str,
     tensors: Mapping[str, NDArray[Any]],
-    cut: Cut,
-    *,
-    backend: Backend,
-    threads: int,
-    kernels: Kernels,
+    by: Computation,
 ) -> Linear:
     """Makes this rank's columns of the linear layer `kind` (qkv, o, gate_up, down, head) of block `index`.
 
-    fp32 and fp16 ignore `backend`: ONNX Runtime computes them, with weights widened to float32. `native` and `both`
-    need kernels that multiply. With `both`, our matmul serves until both are measured (`both_linear.settle`).
+    fp32 and fp16 ignore the backend: ONNX Runtime computes them, with weights widened to float32. With `both`, our
+    matmul serves until both are measured (`both_linear.settle`).
 
-    `tensors` are those of `BlockFolder.tensors(index)`. `threads` are ONNX Runtime's: the first call in a process sets
-    them for all. Raises BlockFolderError if ONNX Runtime refuses the folder's graph, ExecutionError if the package
-    onnxruntime has no library that can be used, or if our kernels refuse the tensors.
+    `tensors` are those of `BlockFolder.tensors(index)`. Raises BlockFolderError if ONNX Runtime refuses the folder's
+    graph, ExecutionError if the package onnxruntime has no library that can be used, or if our kernels refuse the
+    tensors.
     """
+    kernels, backend, own = by.kernels, by.backend, partial(by.cut.own, kind)
     precision = folder.manifest.precision_of(index)
     if in_groups(precision):
         parts = (
-            cast(NDArray[np.uint8], cut.own(kind, tensors[f"{kind}.q4"])),
-            cast(NDArray[np.float16], cut.own(kind, tensors[f"{kind}.gs"])),
-            cast(NDArray[np.float16], cut.own(kind, tensors[f"{kind}.gm"])),
+            cast(NDArray[np.uint8], own(tensors[f"{kind}.q4"])),
+            cast(NDArray[np.float16], own(tensors[f"{kind}.gs"])),
+            cast(NDArray[np.float16], own(tensors[f"{kind}.gm"])),
         )
         by_definition = backend == "exact" or not kernels.has_matmul
         return ExactGroupLinear(*parts) if by_definition else kernels.group_matmul(*parts)
     if precision in FLOATS:
         name = float_graph(kind, folder.manifest.precisions)
-        return _ort(folder, name, {"w": cut.own(kind, tensors[f"{kind}.w"]).astype(np.float32, copy=False)}, threads)
-    q = cast(NDArray[np.int8], cut.own(kind, tensors[f"{kind}.q"]))
-    scale = cast(NDArray[np.float32], cut.own(kind, tensors[f"{kind}.scale"]))
+        return _ort(folder, name, {"w": own(tensors[f"{kind}.w"]).astype(np.float32, copy=False)}, by.threads)
+    q = cast(NDArray[np.int8], own(tensors[f"{kind}.q"]))
+    scale = cast(NDArray[np.float32], own(tensors[f"{kind}.scale"]))
     if backend == "exact":
         return ExactLinear(q, scale)
     if backend == "native":
         return kernels.matmul(q, scale)
     if backend == "u8u8":
         # Flipping the top bit adds 128 to a two's complement byte.
-        return _ort(folder, f"{kind}.u8u8", {"q": q.view(np.uint8) ^ np.uint8(128), "scale": scale}, threads)
-    linear = _ort(folder, kind, {"q": q, "scale": scale}, threads)
+        return _ort(folder, f"{kind}.u8u8", {"q": q.view(np.uint8) ^ np.uint8(128), "scale": scale}, by.threads)
+    linear = _ort(folder, kind, {"q": q, "scale": scale}, by.threads)
     return BothLinear(kernels.matmul(q, scale), linear, shape=q.shape) if backend == "both" else linear
 
 

@@ -13,7 +13,6 @@ from blockrelay_worker.execution.executor import PageContent
 from blockrelay_worker.execution.page_layout import PageLayout
 from blockrelay_worker.execution.page_pool import PagePool
 from blockrelay_worker.kernels.buffers import untouched_bytes
-from blockrelay_worker.kernels.specification import PAGE
 
 
 class PageMemory:
@@ -26,8 +25,7 @@ class PageMemory:
     def __init__(self, layout: PageLayout, pages: int) -> None:
         self.layout = layout
         self.pool = PagePool(layout, pages)
-        k_shape = (pages, layout.kv_heads, layout.head_dim, PAGE)
-        v_shape = (pages, layout.kv_heads, PAGE, layout.head_dim)
+        k_shape, v_shape = layout.shapes(pages)
         self.k_pages = [_mapped(k_shape, layout.dtype) for _ in range(layout.layers)]
         self.v_pages = [_mapped(v_shape, layout.dtype) for _ in range(layout.layers)]
 

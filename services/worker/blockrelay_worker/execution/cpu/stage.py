@@ -11,9 +11,9 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import BlockFolderError, BlockrelayError, ExecutionError
 from blockrelay.protocol.capabilities import Capabilities
 from blockrelay_worker.execution.batch import Batch, BlockFault, StageOutput, check_segments, hidden_of, tokens_of
-from blockrelay_worker.execution.cpu.block_calls import BlockCalls
+from blockrelay_worker.execution.cpu.block_calls import BlockCalls, Step
 from blockrelay_worker.execution.cpu.layers import Block, Layer, load_block
-from blockrelay_worker.execution.cpu.linears import Backend
+from blockrelay_worker.execution.cpu.linears import Backend, Computation
 from blockrelay_worker.execution.cpu.page_memory import PageMemory
 from blockrelay_worker.execution.cpu.slot_mapping import place
 from blockrelay_worker.execution.cpu.workspace import Workspace
@@ -72,7 +72,7 @@ class StageExecutor:
         self.layout = layout_of(folder, first_block, last_block)
         self._group = group
         if group is None:
-            cut, communicator, most_rows = whole(model), Alone(), CPU_MAX_ROWS
+            cut, communicator, most_rows = whole(model), Alone(kernels), CPU_MAX_ROWS
             self.memory = PageMemory(self.layout, pages)
             self._space = Workspace(model, _FIRST_CAPACITY)
         else:
@@ -94,10 +94,9 @@ class StageExecutor:
         )
         self._layers = self.layout.layers
         self._cos, self._sin = folder.rotary()
+        by = Computation(kernels=kernels, backend=backend, threads=threads, cut=cut, ranks=communicator)
         self.blocks: dict[int, Block] = {
-            index: shared.get(index)
-            or load_block(folder, index, cut, communicator, backend=backend, threads=threads, kernels=kernels)
-            for index in range(first_block, last_block + 1)
+            index: shared.get(index) or load_block(folder, index, by) for index in range(first_block, last_block + 1)
         }
         if group is not None:
             group.wait_until_loaded()
@@ -173,9 +172,8 @@ class StageExecutor:
                 self._group.begin(command, x, batch.wanted)
             # Overflow is reported as a row that is not finite; a warning would only repeat it.
             with np.errstate(all="ignore"):
-                self._calls.program(x, rows, batch.wanted, logits, self._space, first=first_block, last=last_block).run(
-                    seconds
-                )
+                step = Step(x, rows, batch.wanted, logits, self._space, first_block, last_block)
+                self._calls.program(step).run(seconds)
             if self._group is not None:
                 self._group.communicator.meet()
         except Exception as error:  # ONNX Runtime's own exception types have no public common base

@@ -19,8 +19,9 @@ class Communicator(ABC):
     gone; nothing works afterwards.
     """
 
-    rank: int
-    """The number of this rank, from 0."""
+    def __init__(self, rank: int, kernels: Kernels) -> None:
+        """`rank` is the number of this rank, from 0; `kernels` compute what it gathers."""
+        self.rank, self._kernels = rank, kernels
 
     @abstractmethod
     def part(self, turn: Turn, own: F32) -> F32:
@@ -38,7 +39,7 @@ class Communicator(ABC):
         """
 
     def gather_quantise(
-        self, kernels: Kernels, turn: Turn, part: F32, kind: Exchanged, *, out: F32, hadamard: int = 0, group: int,
+        self, turn: Turn, part: F32, kind: Exchanged, *, out: F32, hadamard: int = 0, group: int,
         u: U8, scale: F32,
     ) -> tuple[U8, F32]:  # fmt: skip
         """Returns the rows of `all_gather`, quantised into `u` and `scale` as `Kernels.quantise` does.
@@ -46,11 +47,11 @@ class Communicator(ABC):
         What is in `out` afterwards is not defined.
         """
         whole = self.all_gather(turn, part, kind, out)
-        return kernels.quantise(whole, hadamard=hadamard, group=group, u=u, scale=scale)
+        return self._kernels.quantise(whole, hadamard=hadamard, group=group, u=u, scale=scale)
 
-    def gather_add(self, kernels: Kernels, turn: Turn, part: F32, x: F32, row_scale: F32 | None, *, out: F32) -> None:
+    def gather_add(self, turn: Turn, part: F32, x: F32, row_scale: F32 | None, *, out: F32) -> None:
         """Adds the rows of `all_gather` (kind `hidden`) to x [R, H] as `Kernels.add_scaled` does; `out` as above."""
-        kernels.add_scaled(x, self.all_gather(turn, part, "hidden", out), row_scale)
+        self._kernels.add_scaled(x, self.all_gather(turn, part, "hidden", out), row_scale)
 
     @abstractmethod
     def meet(self) -> None:
@@ -72,7 +73,8 @@ class Communicator(ABC):
 class Alone(Communicator):
     """A stage that one process computes: there is nothing to exchange."""
 
-    rank = 0
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__(0, kernels)
 
     def part(self, turn: Turn, own: F32) -> F32:
         return own

@@ -10,8 +10,9 @@ import numpy as np
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import BlockrelayError, ExecutionError, UsageError
-from blockrelay_worker.execution.cpu.block_calls import BlockCalls
+from blockrelay_worker.execution.cpu.block_calls import BlockCalls, Step
 from blockrelay_worker.execution.cpu.layers import load_block
+from blockrelay_worker.execution.cpu.linears import Computation
 from blockrelay_worker.execution.cpu.slot_mapping import SlotMapping, owners
 from blockrelay_worker.execution.cpu.workspace import Workspace
 from blockrelay_worker.execution.page_layout import layout_of
@@ -46,12 +47,9 @@ class Member:
                 f"this process is of another release ({VERSION}) than its worker ({self._given['version']}): start the "
                 "worker again"
             )
-        blocks = {
-            index: load_block(
-                self._folder, index, self._cut, self.ranks, backend="native", threads=1, kernels=self._kernels
-            )
-            for index in range(self._given["first"], self._given["last"] + 1)
-        }
+        by = Computation(kernels=self._kernels, backend="native", threads=1, cut=self._cut, ranks=self.ranks)
+        numbers = range(self._given["first"], self._given["last"] + 1)
+        blocks = {number: load_block(self._folder, number, by) for number in numbers}
         own = self._memory.kv[self._cut.rank]
         self._calls = BlockCalls(blocks, own.k_pages, own.v_pages, self._kernels)
 
@@ -71,7 +69,8 @@ class Member:
         # Rank 0 gets the logits: here they are a shape.
         logits = np.empty((command.wanted, model.vocab_size), np.float32) if command.last == model.blocks else None
         with np.errstate(all="ignore"):
-            self._calls.program(x, rows, wanted, logits, space, first=command.first, last=command.last).run([])
+            step = Step(x, rows, wanted, logits, space, command.first, command.last)
+            self._calls.program(step).run([])
         self.ranks.meet()
 
 

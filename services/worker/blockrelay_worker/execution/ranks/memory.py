@@ -6,17 +6,18 @@ Every rank makes the same `GroupMemory` from the same file. Pages of the file th
 import mmap
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockrelay.errors import UsageError
+from blockrelay.host.cpu import MAX_RANKS
 from blockrelay_worker.execution.page_layout import PageLayout
-from blockrelay_worker.execution.ranks.shares import MAX_RANKS, Cut, widest
+from blockrelay_worker.execution.ranks.shares import Cut, widest
 from blockrelay_worker.kernels.arguments import F32, I32, Pages
-from blockrelay_worker.kernels.specification import PAGE
 
 #: Bytes of an event, as in meeting.h; and of a message.
 EVENT_BYTES, MESSAGE_BYTES = 64, 1 << 16
@@ -100,14 +101,15 @@ class RankPages:
     """The KV pages of one rank in all layers of the stage, as `PageMemory` has them, with its heads only."""
 
     def __init__(self, file: SharedFile, layout: PageLayout, heads: int, pages: int) -> None:
-        item = np.dtype(layout.dtype).itemsize
-        half = pages * heads * layout.head_dim * PAGE * item
+        """`layout` is that of the stage's whole pages."""
+        k_shape, v_shape = replace(layout, kv_heads=heads).shapes(pages)
+        half = prod(k_shape) * np.dtype(layout.dtype).itemsize
         content = file.take(2 * layout.layers * half)
         halves = [
             cast(Pages, content[at * half : (at + 1) * half].view(layout.dtype)) for at in range(2 * layout.layers)
         ]
-        self.k_pages: list[Pages] = [k.reshape(pages, heads, layout.head_dim, PAGE) for k in halves[::2]]
-        self.v_pages: list[Pages] = [v.reshape(pages, heads, PAGE, layout.head_dim) for v in halves[1::2]]
+        self.k_pages: list[Pages] = [k.reshape(k_shape) for k in halves[::2]]
+        self.v_pages: list[Pages] = [v.reshape(v_shape) for v in halves[1::2]]
 
 
 def _mailbox(content: NDArray[Any]) -> Mailbox:

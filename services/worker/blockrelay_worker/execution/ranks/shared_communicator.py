@@ -18,8 +18,8 @@ class SharedCommunicator(Communicator):
     """`Communicator` for `native` kernels. A program may record `all_gather`."""
 
     def __init__(self, memory: GroupMemory, cut: Cut, kernels: Kernels) -> None:
-        self.rank = cut.rank
-        self._memory, self._cut, self._kernels = memory, cut, kernels
+        super().__init__(cut.rank, kernels)
+        self._memory, self._cut = memory, cut
         self._parts = [parts.view(np.float32) for parts in memory.parts[cut.rank]]
         self._addresses = [
             np.asarray([parts[turn].ctypes.data for parts in memory.parts], np.uint64) for turn in (0, 1)
@@ -34,13 +34,13 @@ class SharedCommunicator(Communicator):
         return out
 
     def gather_quantise(
-        self, kernels: Kernels, turn: Turn, part: F32, kind: Exchanged, *, out: F32, hadamard: int = 0, group: int,
+        self, turn: Turn, part: F32, kind: Exchanged, *, out: F32, hadamard: int = 0, group: int,
         u: U8, scale: F32,
     ) -> tuple[U8, F32]:  # fmt: skip
         self._kernels.call("gather_quantise", *self._gathered(turn, part, kind), u, scale, *u.shape, hadamard, group)
         return u, scale
 
-    def gather_add(self, kernels: Kernels, turn: Turn, part: F32, x: F32, row_scale: F32 | None, *, out: F32) -> None:
+    def gather_add(self, turn: Turn, part: F32, x: F32, row_scale: F32 | None, *, out: F32) -> None:
         self._kernels.call("gather_add_scaled", *self._gathered(turn, part, "hidden"), x, row_scale, *x.shape)
 
     def _gathered(self, turn: Turn, part: F32, kind: Exchanged) -> tuple[Value, ...]:

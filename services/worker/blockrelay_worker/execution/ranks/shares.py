@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import UsageError
+from blockrelay.host.cpu import MAX_RANKS
 
-#: Most ranks of a stage: as many as its memory has places for (`memory`).
-MAX_RANKS = 16
 #: Columns of a panel of packed weights (packed_weights.h): a share of whole panels has no padding.
 _PANEL = 32
 

@@ -20,7 +20,7 @@ from blockrelay.block_folder.manifest import Manifest
 from blockrelay.block_folder.precisions import kv_item_bytes
 from blockrelay.command_app import run_app
 from blockrelay.errors import UsageError
-from blockrelay.host.cpu import check_threads, cores, machine_name
+from blockrelay.host.cpu import MAX_RANKS, check_threads, cores, machine_name
 from blockrelay.onnx_blocks.served_shape import served_wiring
 from blockrelay.planning.costs import costs_of
 from blockrelay.planning.profile import BASE_CONTEXT, BlockProfile, Hop, ProductTimes, Profile
@@ -63,7 +63,10 @@ def main(
         int | None, typer.Option(min=1, callback=check_threads, help="of a worker [default: the cores]")
     ] = None,
     tensor_parallel: Annotated[
-        int, typer.Option(min=1, max=16, help="processes that share each block on the CPU, with --threads threads each")
+        int,
+        typer.Option(
+            min=1, max=MAX_RANKS, help="processes that share each block on the CPU, with --threads threads each"
+        ),
     ] = 1,
     gpu: Annotated[str, typer.Option(metavar="ID,ID", help="measure these devices too, such as webgpu:0")] = "",
     redis: Annotated[str | None, typer.Option(metavar="URL", help="measure hops over this Redis too")] = None,

@@ -246,7 +246,7 @@ def test_a_rank_without_memory_and_a_process_that_cannot_start_are_told_as_such(
 
 
 def test_a_load_can_be_abandoned(w8a8: BlockFolder) -> None:
-    """As when a worker is told to end: the other rank hangs."""
+    """A thread that loads a stage gets DeviceLost, as when its worker is told to end meanwhile."""
     executors = SharedExecutors(w8a8, ranks=2, threads=1)
 
     def load() -> None:
