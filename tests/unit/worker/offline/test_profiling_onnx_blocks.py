@@ -81,6 +81,7 @@ def test_the_source_s_form_has_a_row_s_seconds_on_a_cpu_and_a_gpu(folder: BlockF
     ("options", "said"),
     [
         (["--gpu", "cpu,cpu"], "--gpu cpu: named twice"),
+        (["--tensor-parallel", "2"], "--tensor-parallel is for our CPU kernels: leave it out with ONNX files"),
         (["--form", "source", "--gpu", "cpu,webgpu:0"], "--form source has a CPU and one GPU, and --gpu names 2"),
     ],
 )

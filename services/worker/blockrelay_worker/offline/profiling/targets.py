@@ -92,8 +92,10 @@ def targets(folder: BlockFolder, *, threads: int, gpus: Sequence[str], ranks: in
     """The targets for the CPU and for the devices `gpus`: a single one has class GPU, several have their ids as class.
 
     `gpus` are device ids such as webgpu:0, `threads` are the threads of the CPU, or of each of its `ranks`.
-    Raises UsageError for a device that is named twice.
+    Raises UsageError for a device that is named twice, and for several ranks of a model of ONNX files.
     """
+    if ranks > 1 and folder.model.onnx_blocks is not None:
+        raise UsageError("--tensor-parallel is for our CPU kernels: leave it out with ONNX files")
     if twice := [gpu for index, gpu in enumerate(gpus) if gpu in gpus[:index]]:
         raise UsageError(f"--gpu {twice[0]}: named twice")
     # ONNX Runtime runs ONNX blocks of other makers on CPUs too, in a process of its own.
