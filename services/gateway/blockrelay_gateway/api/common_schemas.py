@@ -69,6 +69,24 @@ class SamplingFields(Strict):
     min_p: float | None = Field(
         default=None, description="then keep those at least so many times as likely as the best; 0 = all"
     )
+    logit_bias: dict[str, float] | None = Field(
+        default=None, description="token ids and what is added to their logits, -100 to 100; up to 1,024 tokens"
+    )
+    presence_penalty: float | None = Field(
+        default=None, description="-2 to 2: subtracted from the logits of tokens that the answer has"
+    )
+    frequency_penalty: float | None = Field(
+        default=None, description="-2 to 2: the same for each time that the answer has the token"
+    )
+    repetition_penalty: float | None = Field(
+        default=None,
+        description="above 0, at most 10: divides the logits above 0 of tokens of prompt and answer, and multiplies "
+        "their other ones; 1 = no change",
+    )
+    min_tokens: Whole | None = Field(
+        default=None, description="new tokens before which no end token and none of stop_token_ids is chosen"
+    )
+    bad_words: list[str] | None = Field(default=None, description="up to 32 words that the answer does not have")
     seed: Whole | None = Field(
         default=None, description="of 64 bits; default: made from the id of the request, and returned"
     )

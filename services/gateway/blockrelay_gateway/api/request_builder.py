@@ -3,7 +3,7 @@
 The APIs differ in the spelling of a few fields (`FieldNames`), which errors name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,13 @@ from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.block_folder.model import ModelConfig
 from blockrelay.errors import BadRequest, ContextLengthExceeded, NotFound
 from blockrelay.protocol.messages import RequestBody
-from blockrelay.protocol.sampling_params import SamplingParams, check_logprobs, check_prompt, derive_seed
+from blockrelay.protocol.sampling_params import (
+    MAX_BAD_WORDS,
+    SamplingParams,
+    check_logprobs,
+    check_prompt,
+    derive_seed,
+)
 from blockrelay.text.tokenizer import LONG_TEXT, Tokenizer
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Name
@@ -129,6 +135,12 @@ class RequestBuilder:
             ignore_eos=bool(fields.ignore_eos),
             use_cache=fields.use_cache is not False,
             logprobs=logprobs,
+            logit_bias=_bias(fields.logit_bias or {}),
+            presence_penalty=_first(fields.presence_penalty, 0.0),
+            frequency_penalty=_first(fields.frequency_penalty, 0.0),
+            repetition_penalty=_first(fields.repetition_penalty, 1.0),
+            min_tokens=fields.min_tokens or 0,
+            bad_words=self._bad_words(fields.bad_words or ()),
         )
         if params.stop and self.tokenizer is None:
             raise BadRequest("the model has no tokenizer, so it cannot look for stop strings", param="stop")
@@ -173,6 +185,29 @@ class RequestBuilder:
         """The token ids that end the text: those `given`, and the special tokens that the strings `stop` name."""
         named = self.tokenizer.stop_ids(stop) if self.tokenizer is not None else ()
         return (*given, *(token for token in named if token < self.model.vocab_size and token not in given))
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Returns the tokens of each word: as the text begins with it, and as it follows a space where that differs.
+
+        vLLM does the same. Raises BadRequest without a tokenizer and for words that are empty, or too many.
+        """
+        if len(words) > MAX_BAD_WORDS // 2:
+            raise BadRequest(f"bad_words takes at most {MAX_BAD_WORDS // 2} words, not {len(words)}", param="bad_words")
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            if not word.strip():
+                raise BadRequest("bad_words has an empty word", param="bad_words")
+            for text in (word.lstrip(), " " + word.lstrip()):
+                found[tuple(self.encode(text, "bad_words", add_special_tokens=False))] = None
+        return tuple(found)
+
+
+def _bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """Returns the pairs of `logit_bias`, whose names are token ids. Raises BadRequest for other names."""
+    for name in bias:
+        if not (name.isascii() and name.isdecimal()):
+            raise BadRequest(f"logit_bias: {name[:40]!r} is not a token id", param="logit_bias")
+    return tuple((int(name), float(value)) for name, value in bias.items())
 
 
 def _checked_timeout(seconds: float | None) -> float | None:

@@ -150,8 +150,17 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "negative logprobs": ({"logprobs": -1}, "logprobs"),
     "two choices": ({"n": 2}, "n"),
     "n that is true": ({"n": True}, "n"),
-    "a penalty": ({"presence_penalty": 0.5}, "presence_penalty"),
-    "a bias": ({"logit_bias": {"5": 1}}, "logit_bias"),
+    "too large a penalty": ({"presence_penalty": 2.5}, "presence_penalty"),
+    "too small a penalty": ({"frequency_penalty": -2.5}, "frequency_penalty"),
+    "a repetition penalty of zero": ({"repetition_penalty": 0}, "repetition_penalty"),
+    "a bias for a word": ({"logit_bias": {"the": 1}}, "logit_bias"),
+    "a bias for a token that is not there": ({"logit_bias": {"512": 1}}, "logit_bias"),
+    "a bias for one token twice": ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
+    "too large a bias": ({"logit_bias": {"5": 101}}, "logit_bias"),
+    "too many biases": ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias"),
+    "more min_tokens than max_tokens": ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+    "an empty bad word": ({"bad_words": [" "]}, "bad_words"),
+    "too many bad words": ({"bad_words": ["a"] * 33}, "bad_words"),
     "echo": ({"echo": True}, "echo"),
     "a suffix": ({"suffix": "x"}, "suffix"),
     "best of two": ({"best_of": 2}, "best_of"),
@@ -178,6 +187,16 @@ NEUTRAL: dict[str, Any] = {
     "metadata": {}, "service_tier": "auto", "parallel_tool_calls": True, "user": "me", "prompt_cache_key": "k",
     "repetition_penalty": 1.0, "min_tokens": 0,
 }  # fmt: skip
+
+
+def test_fields_that_change_logits_reach_the_worker(requests: OpenAIRequests) -> None:
+    params = complete(
+        requests, logit_bias={"5": 1, "7": -100}, presence_penalty=0.5, frequency_penalty=-1, repetition_penalty=1.1,
+        min_tokens=3, bad_words=["Tom"],
+    ).params  # fmt: skip
+    assert params.logit_bias == ((5, 1.0), (7, -100.0)) and params.min_tokens == 3
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.5, -1, 1.1)
+    assert len(params.bad_words) == 2, "as the text begins with it, and behind a space"
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
