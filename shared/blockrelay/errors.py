@@ -177,6 +177,10 @@ class WireError(BlockrelayError):
     """Bytes do not decode to what they claim: wrong dtype, shape, length or version."""
 
 
+class GrammarEnded(BlockrelayError):
+    """A text cannot go on by its grammar: the work on the next token exceeds a limit, for example."""
+
+
 class OutOfPages(BlockrelayError):
     """A worker's pool has fewer free KV pages than requested."""
 

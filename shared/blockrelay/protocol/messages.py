@@ -62,6 +62,7 @@ class RequestBody:
     group: str = ""  # of several prompts in one client body: the id of the first one's request
     choices: int = 1  # in the request of the first prompt: how many prompts the body has
     gateway: str = ""  # id of the gateway that accepted it
+    grammar_id: str = ""  # of the workers that read its grammar (`blockrelay.text.grammars`); "": it has none
     exact: bool = False  # never continues under another numerics id than that of its first token
     traced: bool = False  # stages write their steps to `Keys.trace`
     fallback: str = "allow"  # what happens when its GPU fails, as `encoding.fallback_policy` writes it
@@ -105,6 +106,7 @@ class RequestBody:
                 group=text(m.get("group", "")),
                 choices=count(m.get("choices", 1), limit=MAX_CHOICES) or 1,
                 gateway=text(m.get("gateway", "")),
+                grammar_id=text(m.get("grammar_id", "")),
                 exact=flag(m.get("exact", False)),
                 traced=flag(m.get("traced", False)),
                 fallback=checked_policy(m.get("fallback", "allow")),

@@ -25,6 +25,8 @@ MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 10.0
 #: Sequences of tokens that may not be generated, and tokens of each.
 MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 64, 32
+#: Most bytes of a grammar; one made of a JSON schema is a little longer than the schema.
+MAX_GRAMMAR_BYTES = 1 << 17
 #: Seeds are taken modulo 2**64; both spellings of a 64-bit number are accepted.
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 
@@ -50,6 +52,7 @@ class SamplingParams:
                     divides the logits above 0 of all tokens so far, and multiplies the others; 1 = no change
     min_tokens      new tokens before which no EOS and no stop token is chosen; stop strings count from the first one
     bad_words       sequences of tokens whose last one is not chosen behind the others
+    grammar         what the text follows, in the form of `blockrelay.text.grammars`; "" = anything
     use_cache       False: no KV is kept between tokens; each step computes all tokens before it again
 
     Raises BadRequest, whose `param` is the name of the wrong field.
@@ -71,6 +74,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     min_tokens: int = 0
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: str = ""
     use_cache: bool = True
 
     def __post_init__(self) -> None:
@@ -104,6 +108,7 @@ class SamplingParams:
             raise BadRequest("repetition_penalty must be above 0, not 0", param="repetition_penalty")
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check_bad_words(self.bad_words)
+        _check_grammar(self.grammar, ignore_eos=self.ignore_eos)
 
     @property
     def changes_logits(self) -> bool:
@@ -111,6 +116,7 @@ class SamplingParams:
         return bool(
             self.logit_bias
             or self.bad_words
+            or self.grammar
             or self.min_tokens
             or self.presence_penalty
             or self.frequency_penalty
@@ -258,3 +264,12 @@ def _check_bad_words(words: object) -> None:
             raise BadRequest(f"a bad word has 1 to {MAX_BAD_WORD_TOKENS} tokens", param="bad_words")
         for token in tokens:
             _integer("bad_words", token, 0, 2**31 - 1)
+
+
+def _check_grammar(grammar: object, *, ignore_eos: bool) -> None:
+    if not isinstance(grammar, str):
+        raise BadRequest("a grammar is text", param="response_format")
+    if len(grammar.encode("utf-8", "replace")) > MAX_GRAMMAR_BYTES:
+        raise BadRequest(f"a grammar has at most {MAX_GRAMMAR_BYTES} bytes", param="response_format")
+    if grammar and ignore_eos:
+        raise BadRequest("ignore_eos has no effect on a text that follows a grammar: leave it out", param="ignore_eos")

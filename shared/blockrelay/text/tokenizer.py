@@ -49,6 +49,8 @@ class Tokenizer:
             self._library = LibraryTokenizer.from_str(definition)
         except Exception as error:  # the library raises plain Exception
             raise BlockFolderError(f"tokenizer.json cannot be read: {error}") from error
+        #: The text of tokenizer.json.
+        self.definition = definition
         self._library.no_padding()
         self._library.no_truncation()
         names = self._library.get_vocab(with_added_tokens=True)

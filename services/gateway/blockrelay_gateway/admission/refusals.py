@@ -70,6 +70,9 @@ def refusal(answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, othe
         case "NOT_EXACT":
             cause = "exact: true keeps a request off workers whose bits vary (GPUs, and ONNX blocks served as they are)"
             return BadRequest(f"{cause}, and every route of this model has one now: send it without", param="exact")
+        case "NO_GRAMMAR":
+            lack = "no worker of this model reads grammars as this gateway does: all need llguidance of one version"
+            return ServiceUnavailable(f"{lack} (pip install 'blockrelay[structured]')")
         case "STEP":
             return wrong_step(request.body.session, request.body.step, int(answer.detail))
 

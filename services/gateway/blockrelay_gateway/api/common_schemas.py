@@ -3,7 +3,7 @@
 Unknown fields are errors: a field that is silently ignored is a promise broken.
 """
 
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
@@ -52,6 +52,16 @@ AnyFallback = Annotated[
 ]
 
 
+class StructuredOutputs(Strict):
+    """One of these."""
+
+    json_schema: Any = Field(default=None, alias="json", description="a JSON schema, or the text of one")
+    regex: str | None = Field(default=None, description="a regular expression that the whole text matches")
+    choice: list[str] | None = Field(default=None, description="the text is one of these")
+    grammar: str | None = Field(default=None, description="a grammar in Lark's notation or in GBNF")
+    json_object: bool | None = Field(default=None, description="true: the text is any JSON object")
+
+
 class SamplingFields(Strict):
     """The sampling fields that all APIs spell the same; None stands for the default."""
 
@@ -87,6 +97,20 @@ class SamplingFields(Strict):
         default=None, description="new tokens before which no end token and none of stop_token_ids is chosen"
     )
     bad_words: list[str] | None = Field(default=None, description="up to 32 words that the answer does not have")
+    response_format: dict[str, Any] | None = Field(
+        default=None,
+        description='what the text is like: `{"type": "json_schema", "json_schema": {"schema": ...}}`, '
+        "or `json_object`, or `text`; needs `blockrelay[structured]`",
+    )
+    structured_outputs: StructuredOutputs | None = Field(default=None, description="the same in vLLM's spelling")
+    guided_json: Any = Field(default=None, description="`structured_outputs.json` in an older spelling of vLLM's")
+    guided_regex: str | None = Field(default=None, description="`structured_outputs.regex` in the same spelling")
+    guided_choice: list[str] | None = Field(default=None, description="`structured_outputs.choice` in it")
+    guided_grammar: str | None = Field(default=None, description="`structured_outputs.grammar` in it")
+    json_schema: dict[str, Any] | None = Field(
+        default=None, description="`structured_outputs.json` as llama.cpp spells it"
+    )
+    grammar: str | None = Field(default=None, description="`structured_outputs.grammar` as llama.cpp spells it")
     seed: Whole | None = Field(
         default=None, description="of 64 bits; default: made from the id of the request, and returned"
     )

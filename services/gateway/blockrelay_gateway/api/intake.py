@@ -1,7 +1,7 @@
 """Reads the bodies of requests, and gives their memory back once they are accepted or refused.
 
-Bodies up to a few kilobytes are read on the event loop, larger ones in a thread, and those that would hold the
-interpreter for longer than a few milliseconds in a helper process.
+Bodies up to a few kilobytes are read on the event loop, larger ones and those with a grammar in a thread,
+and those that would hold the interpreter for longer than a few milliseconds in a helper process.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from blockrelay.settings import GatewaySettings
 from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.api.client_headers import client_headers
 from blockrelay_gateway.api.reading import BodyReader, Read, RequestOrigin, Tensors, reading_of
+from blockrelay_gateway.api.structured_output import MARKS
 from blockrelay_gateway.helpers.json_size import parsed_bytes
 from blockrelay_gateway.helpers.pool import Helpers
 from blockrelay_gateway.http import authentication
@@ -72,7 +73,7 @@ class BodyIntake:
         parsed. Raises ServiceUnavailable if no helper reads it within HELPER_CALL_S seconds, if helpers die over it, or
         if the model's folder has changed. Raises BlockFolderError if a helper can no longer use the folder.
         """
-        if len(raw) < OFFLOAD_BYTES:
+        if len(raw) < OFFLOAD_BYTES and not any(mark in raw for mark in MARKS):
             return how(self.reading, raw, sender)
         parsed = await asyncio.to_thread(parsed_bytes, raw)
         if len(raw) < HELPER_BODY_BYTES and parsed < HELPER_PARSED_BYTES:

@@ -36,6 +36,7 @@ from blockrelay_gateway.api.openai.requests import OpenAIRequests
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest, StreamOptions
 from blockrelay_gateway.api.openai.strictness import ignored_fields
 from blockrelay_gateway.api.request_builder import RequestBuilder
+from blockrelay_gateway.api.structured_output import StructuredOutput
 from blockrelay_gateway.http.errors import from_validation, unreadable
 
 #: Limits of the lists in a request, by field: the largest number of items, and what the items are called.
@@ -201,11 +202,13 @@ def reading_of(settings: GatewaySettings, folder: BlockFolder) -> BodyReader:
     """
     model: ModelConfig = folder.model
     source = folder.chat_template()
+    tokenizer = Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path else None
     builder = RequestBuilder(
         name=settings.served_name(model.name),
         model=model,
         generation=folder.manifest.generation,
-        tokenizer=Tokenizer.from_file(folder.tokenizer_path) if folder.tokenizer_path else None,
+        tokenizer=tokenizer,
+        structured=StructuredOutput.of(tokenizer, model),
         default_max_tokens=settings.default_max_tokens,
         max_tokens_limit=settings.max_tokens_limit,
     )

@@ -25,6 +25,7 @@ from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Name
 from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.common_schemas import SamplingFields
+from blockrelay_gateway.api.structured_output import StructuredOutput
 from blockrelay_gateway.policy import EXPECTED_TOKENS, MAX_TIMEOUT_S
 
 #: The most characters of `cache_salt`.
@@ -53,6 +54,8 @@ class RequestBuilder:
     """The model's tokenizer; None: prompts must be token ids, and stop strings are refused."""
     default_max_tokens: int | None
     """New tokens if neither request nor model names a limit; None: EXPECTED_TOKENS, for chats what admission allows."""
+    structured: StructuredOutput
+    """Makes the grammars of requests that ask for structured output."""
     max_tokens_limit: int | None = None
     """The most new tokens of any request; None: as many as the context has room for."""
 
@@ -123,6 +126,7 @@ class RequestBuilder:
         stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
         named = max_tokens or self.generation.max_tokens or self.default_max_tokens
         limit = named or (context if open_ended else EXPECTED_TOKENS)
+        grammar, grammar_id = self.structured.grammar_of(fields)
         params = SamplingParams(
             max_tokens=min(limit, self.max_tokens_limit or limit, max(1, context - len(prompt))),
             temperature=_first(fields.temperature, self.generation.temperature, 1.0),
@@ -141,10 +145,11 @@ class RequestBuilder:
             repetition_penalty=_first(fields.repetition_penalty, 1.0),
             min_tokens=fields.min_tokens or 0,
             bad_words=self._bad_words(fields.bad_words or ()),
+            grammar=grammar,
         )
         if params.stop and self.tokenizer is None:
             raise BadRequest("the model has no tokenizer, so it cannot look for stop strings", param="stop")
-        asked = self.request(fields, name, prompt, params, headers, param=names.prompt)
+        asked = self.request(fields, name, prompt, params, headers, param=names.prompt, grammar_id=grammar_id)
         return replace(asked, open_ended=open_ended and named is None)
 
     def request(
@@ -156,6 +161,7 @@ class RequestBuilder:
         headers: ClientHeaders,
         *,
         param: str,
+        grammar_id: str = "",
     ) -> AdmissionRequest:
         """Builds what requests for text and for tensors have in common; the field `param` has the `prompt`."""
         model = self.model
@@ -168,6 +174,7 @@ class RequestBuilder:
             salt=_checked_salt(fields.cache_salt),
             group=name.group,
             choices=name.choices,
+            grammar_id=grammar_id,
             exact=headers.is_exact(fields),
             traced=headers.traced(fields),
             fallback=headers.fallback_of(fields),

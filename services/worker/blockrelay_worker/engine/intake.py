@@ -12,6 +12,7 @@ from blockrelay.protocol.messages import Claimed, Forward, NextJob, RequestBody,
 from blockrelay.protocol.records.ended import decode_log
 from blockrelay.protocol.sampling_params import SamplingParams, derive_seed
 from blockrelay.protocol.transitions import calls
+from blockrelay.text.grammars import grammars_of
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.kernels.specification import PAGE
@@ -34,9 +35,15 @@ class Intake:
         table: RunTable,
         metrics: WorkerMetrics,
     ) -> None:
-        """`tokenizer` decodes tokens to find stop strings; None if no request has any."""
+        """`tokenizer` finds stop strings and reads grammars; None if no request has any."""
         self._role, self._model, self._tokenizer = role, model, tokenizer
         self._links, self._table, self._prefill_time = links, table, metrics.prefill_time
+        self._grammars = grammars_of(tokenizer, model) if role.first_stage or role.last_stage else None
+
+    @property
+    def grammar_id(self) -> str:
+        """The id of the grammars that are read here; "": none are."""
+        return "" if self._grammars is None else self._grammars.id
 
     def claimed(self, job: Claimed) -> Run:
         """Creates the run of a claimed job, with the KV pages that the prefix cache has for its first tokens.
@@ -196,7 +203,11 @@ class Intake:
     ) -> Run:
         """Builds the run of a request from its decoded record. Decides which state it has in this stage."""
         params = SamplingParams.from_dict(body.params)
-        progress = None
+        progress = grammar = None
+        if params.grammar and (self._role.first_stage or self._role.last_stage):
+            if self._grammars is None:
+                raise WireError("the request has a grammar, and this worker reads none")
+            grammar = self._grammars.follow(params.grammar)
         if self._role.last_stage and body.logits == "none":
             progress = Progress(
                 params,
@@ -204,6 +215,7 @@ class Intake:
                 context=self._model.max_position,
                 eos_ids=tuple(self._model.eos_ids),
                 tokenizer=self._tokenizer,
+                grammar=grammar,
             )
             for token in committed:
                 advance(progress, token)
@@ -227,7 +239,7 @@ class Intake:
             may_draft=not private or self._role.inexact_sharing,
             deadline=deadline,
             known=tokens,
-            first=FirstStageState() if self._role.first_stage else None,
+            first=FirstStageState(grammar=grammar) if self._role.first_stage else None,
             later=None if self._role.first_stage else LaterStageState(),
             last=last,
             trace=RunTrace(run=reruns + 1, ready_ns=time.monotonic_ns()) if body.traced else None,

@@ -111,6 +111,8 @@ class Engine:
         self.pace = self._steps.pace
         #: The times of the stage's blocks, which they report too.
         self.blocks = self._steps.blocks
+        #: The id of the grammars that this worker reads; "": none.
+        self.grammar_id = self._intake.grammar_id
         self._claim_due = role.first_stage
         self._hand_over: HandOver | None = None  # of a first stage that moves on
         self._log = get()

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 
+from blockrelay.errors import GrammarEnded
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import Commit
 from blockrelay_worker.engine.rows.commit_builder import draws_of, next_tokens, tensor_end
@@ -52,7 +53,10 @@ class TokenCommits:
                     self._results.submit(run.last.logits, tensor_end(run, self._role))
             elif item.samples:
                 run.forget_from(item.known_end)  # a later stage learned the drafts with their rows
-                drawn.append((item, draws_of(run, logits, item.tokens[item.rows - item.drafts :])))
+                try:
+                    drawn.append((item, draws_of(run, logits, item.tokens[item.rows - item.drafts :])))
+                except GrammarEnded as error:
+                    self._fail(run, str(error))
         if drawn:
             self._commit_tokens(drawn)
 
@@ -66,7 +70,7 @@ class TokenCommits:
             run, begin, end = item.run, end, end + len(draws)
             commit = next_tokens(run, item.tokens[item.rows - item.drafts :], sampled[begin:end], self._role)
             if commit is None:
-                self._endings.fail(run, "no token is allowed to follow", "execution_error", f"block_{self._role.last}")
+                self._fail(run, "no token is allowed to follow")
                 continue
             self._count(run, item.drafts, len(commit.tokens))
             generated += len(commit.tokens)
@@ -79,6 +83,9 @@ class TokenCommits:
             self._sender.announce(announced)
         self._committer.submit(commits)
         self._metrics.generation_tokens.inc(generated)
+
+    def _fail(self, run: Run, message: str) -> None:
+        self._endings.fail(run, message, "execution_error", f"block_{self._role.last}")
 
     def _count(self, run: Run, drafts: int, tokens: int) -> None:
         if run.first is not None:

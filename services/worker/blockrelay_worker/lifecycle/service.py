@@ -268,7 +268,7 @@ class StageService:
             self._guesser,
         )
         able, pages, slots = role.capabilities, executor.pool.pages, role.max_requests
-        served = self._served(assignment, executor)
+        served = {**self._served(assignment, executor), "grammar": engine.grammar_id}
         run_id = registration.announce(
             assignment, pages=pages, slots=slots, served=served, capabilities=able, local_rows=local.address
         )

@@ -17,6 +17,7 @@ from blockrelay.failpoints import reach
 from blockrelay.protocol.plan import CPU, GPU, Device, Stage
 from blockrelay.protocol.planned_split import ANY_GPU, equal_parts
 from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.text.grammars import grammars_of
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_worker.execution.batch import Batch, Segment
 from blockrelay_worker.execution.executor import Executor
@@ -244,7 +245,15 @@ def generate(
     model overflows, ExecutionError if a block or a device fails.
     """
     model = pipeline.folder.model
-    progress = Progress(params, prompt=prompt, context=model.max_position, eos_ids=model.eos_ids, tokenizer=tokenizer)
+    grammars = grammars_of(tokenizer, model) if params.grammar else None
+    progress = Progress(
+        params,
+        prompt=prompt,
+        context=model.max_position,
+        eos_ids=model.eos_ids,
+        tokenizer=tokenizer,
+        grammar=None if grammars is None else grammars.follow(params.grammar),
+    )
     started = time.perf_counter()
     seconds: dict[str, float] = {}
     for token in known:
@@ -258,7 +267,10 @@ def generate(
         logits = _rows(pipeline, before, first, seconds, None if on_step is None else runs)
         position, ran = progress.length, time.perf_counter()
         changes = None if counts is None else changes_of(logits, params, counts, before, progress.end_ids)
-        sampled += pipeline.sampler([Draw(logits, params, seed, position, changes)])
+        masks = [None] if progress.grammar is None else progress.grammar.masks(())
+        if not masks:
+            raise ExecutionError("nothing can follow by the grammar")
+        sampled += pipeline.sampler([Draw(logits, params, seed, position, changes, masks[0])])
         if sampled[-1].token == NO_TOKEN:
             raise ExecutionError("no token is allowed to follow")
         token, chosen = sampled[-1].token, time.perf_counter()

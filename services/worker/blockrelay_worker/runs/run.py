@@ -10,6 +10,7 @@ from prometheus_client import Histogram
 
 from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.text.grammars import GrammarState
 from blockrelay_worker.kernels.specification import PAGE
 from blockrelay_worker.runs.kv_state import KvState
 from blockrelay_worker.sampling.logit_changes import TokenCounts
@@ -29,7 +30,9 @@ class FirstStageState:
     drafts: tuple[int, ...] = ()
     """Drafts on their way through the later stages."""
     by_look_up: bool = True
-    """The drafts of the last step were found in the run's own tokens, and not guessed by a draft model."""
+    """The drafts of the last step were found in the run's own tokens, and neither guessed nor forced by a grammar."""
+    grammar: GrammarState | None = None
+    """What the text follows; None: anything."""
     claimed: float | None = field(default_factory=time.monotonic)
     """When the run was claimed, in seconds of the monotonic clock; None after its first token."""
 
@@ -290,6 +293,13 @@ class Run:
             return 0
         # The token after the last draft must still be wanted, or the draft was computed in vain.
         return max(0, min(self.prompt_length + self.params.max_tokens, self.context) - len(self._tokens) - 1)
+
+    def forced_tokens(self, limit: int) -> list[int]:
+        """Returns at most `limit` tokens that must follow the last known one by the request's grammar (first stage)."""
+        if self.first is None or self.first.grammar is None or not (room := self.draft_room):
+            return []
+        self.first.grammar.push(self._tokens[self.prompt_length + self.first.grammar.length :])
+        return self.first.grammar.forced(min(limit, room))
 
     def draft_tokens(self, limit: int) -> list[int]:
         """Returns at most `limit` draft tokens to follow the last known one, looked up in the tokens (first stage)."""

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.text.grammars import GrammarState
 from blockrelay.text.tokenizer import Tokenizer, TokenList, VisibleText
 
 FinishReason = Literal["stop", "length"]
@@ -15,7 +16,7 @@ class Progress:
     ends the request, or it would not be running.
     """
 
-    __slots__ = ("end_ids", "finish_reason", "length", "limit", "text")
+    __slots__ = ("end_ids", "finish_reason", "grammar", "length", "limit", "text")
 
     def __init__(
         self,
@@ -25,11 +26,16 @@ class Progress:
         context: int,
         eos_ids: tuple[int, ...],
         tokenizer: Tokenizer | None,
+        grammar: GrammarState | None = None,
     ) -> None:
-        """`context` (the maximum number of tokens, prompt included) and `eos_ids` are the model's. `tokenizer` may be
-        None if params.stop is empty."""
+        """`context` (the maximum number of tokens, prompt included) and `eos_ids` are the model's.
+
+        `tokenizer` may be None if params.stop is empty. `grammar` is that of the request, before its first new token.
+        """
         assert tokenizer is not None or not params.stop, "stop strings need a tokenizer; requests are checked for it"
         self.end_ids = params.end_ids(eos_ids)
+        #: What the text follows; None: anything.
+        self.grammar = grammar
         #: Number of tokens so far, prompt included.
         self.length = len(prompt)
         #: Maximum number of tokens, prompt included.
@@ -41,7 +47,7 @@ class Progress:
 
 
 def advance(progress: Progress, token: int) -> FinishReason | None:
-    """Takes one new token; returns None (go on), "stop" (EOS, stop token or stop string) or "length".
+    """Takes one new token; returns None (go on), "stop" (EOS, stop token, stop string, end of a grammar) or "length".
 
     Changes `progress`. The token that ends a request belongs to it; nothing behind it may be committed. Must not be
     called after the end.
@@ -51,11 +57,15 @@ def advance(progress: Progress, token: int) -> FinishReason | None:
     if token in progress.end_ids:
         progress.finish_reason = "stop"
         return "stop"
+    if progress.grammar is not None:
+        progress.grammar.push([token])
     if progress.text is not None:
         progress.text.push(token)
         if progress.text.stopped:
             progress.finish_reason = "stop"
             return "stop"
-    if progress.length >= progress.limit:
+    if progress.grammar is not None and progress.grammar.is_complete:
+        progress.finish_reason = "stop"
+    elif progress.length >= progress.limit:
         progress.finish_reason = "length"
     return progress.finish_reason

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from blockrelay.observability.metrics.worker import WorkerMetrics
+from blockrelay.protocol.constants import MAX_DRAFTS
 from blockrelay_worker.execution.page_layout import pages_for
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.runs.run import Run
@@ -97,7 +98,8 @@ class FirstStageBatcher:
         work: list[Work] = []
         decoding = sum(1 for request_id, rows in chosen.items() if runs[request_id].missing == rows == 1)
         drafts = limits.drafts and decoding == len(chosen)  # beside prompt tokens a draft is not cheap
-        drafts_left = min(max_drafts(cost, decoding), limits.max_rows - decoding) if drafts else 0
+        drafts_left = max_drafts(cost, decoding) if drafts else 0
+        rows_left = limits.max_rows - sum(chosen.values())
         for request_id, run in runs.items():  # oldest first, so that no run of this batch is preempted for a later one
             rows = chosen.get(request_id, 0)
             if not rows or run.missing != candidates[request_id].missing or not self._grow(run, run.computed + rows):
@@ -106,10 +108,14 @@ class FirstStageBatcher:
             samples = end == len(run.tokens)
             tokens = list(run.tokens[run.computed : end])
             draft_tokens: list[int] = []
-            if samples and rows == 1 and drafts_left:
-                draft_tokens = self._draft_tokens(run, -(-drafts_left // max(1, decoding)))
-                drafts_left -= len(draft_tokens)
+            if samples and limits.drafts and rows_left:
+                draft_tokens = self._forced_tokens(run, min(MAX_DRAFTS, rows_left))
+            if samples and rows == 1:
+                if drafts_left > 0 and rows_left and not draft_tokens:
+                    draft_tokens = self._draft_tokens(run, min(rows_left, -(-drafts_left // decoding)))
                 decoding -= 1
+            drafts_left -= len(draft_tokens)
+            rows_left -= len(draft_tokens)
             work.append(
                 Work(
                     run=run,
@@ -179,6 +185,16 @@ class FirstStageBatcher:
 
     def _holdings(self, runs: Iterable[Run]) -> list[Holding]:
         return [Holding(run.request_id, len(run.pages), pages_for(len(run.tokens) + 1)) for run in runs]
+
+    def _forced_tokens(self, run: Run, limit: int) -> list[int]:
+        """Returns tokens that a grammar forces behind the last known one; none if there are no pages for them.
+
+        They are certain, so unlike drafts they are worth their rows beside prompt tokens too.
+        """
+        forced = [] if run.quarantined else run.forced_tokens(limit)
+        if forced and run.first is not None:
+            run.first.by_look_up = False
+        return forced if forced and self._runs.grow(run, len(run.tokens) + len(forced)) else []
 
     def _draft_tokens(self, run: Run, limit: int) -> list[int]:
         """Draft tokens behind the last known token; none if there are no pages for them."""

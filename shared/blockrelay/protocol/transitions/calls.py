@@ -56,7 +56,7 @@ class Accepted:
     OK: Unix ms of Redis' clock. EXISTS: state of the request. OTHER: the id belongs to another body. MOVED: version of
     the list of cells that gives the request to another cell. STEP: expected step. REPEAT: id of the request that is
     this step. TOO_LARGE: KV pages of the largest pool of a stage. NOT_EXACT: it is `exact`, and every route has a
-    nondeterministic device.
+    nondeterministic device. NO_GRAMMAR: no worker reads grammars as the gateway does.
 
     Limits of the tenant. TOKENS: tokens left in its bucket. CONCURRENT: its unfinished requests; SHARE: the same, where
     the cell has few places left. TENANT_RESULTS: bytes promised to its tensor results.
@@ -66,8 +66,8 @@ class Accepted:
     """
 
     status: Literal[
-        "OK", "EXISTS", "OTHER", "MOVED", "TOO_LARGE", "NOT_EXACT", "STEP", "REPEAT", "TOKENS", "CONCURRENT", "SHARE",
-        "BUSY", "PAGES", "WAIT", "LATE", "RESULTS", "TENANT_RESULTS",
+        "OK", "EXISTS", "OTHER", "MOVED", "TOO_LARGE", "NO_GRAMMAR", "NOT_EXACT", "STEP", "REPEAT", "TOKENS",
+        "CONCURRENT", "SHARE", "BUSY", "PAGES", "WAIT", "LATE", "RESULTS", "TENANT_RESULTS",
     ]  # fmt: skip
     detail: str
     retry_ms: int = 0
@@ -138,7 +138,6 @@ def accept(
     """Checks limits, writes the record of a request and queues it.
 
     pages_needed     KV pages that it may need at most
-    max_in_flight    limit on unfinished requests of the cell
     deadline_ms      Unix time; 0 = none
     fingerprint      identifies the client's body where the id derives from an idempotency key
     retention_s      how long its end can be read; 0 = as the cell sets it, and forgotten first when memory is short
@@ -164,6 +163,7 @@ def accept(
         "weight": weight,
         "priority": priority,
         "exact": body.exact,
+        "grammar": body.grammar_id,
         "fallback": None if body.fallback == "allow" else body.fallback,
         "reader": reader,
         "result_bytes": result_bytes,

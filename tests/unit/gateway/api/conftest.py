@@ -8,6 +8,7 @@ from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.requests import OpenAIRequests
 from blockrelay_gateway.api.request_builder import RequestBuilder
+from blockrelay_gateway.api.structured_output import StructuredOutput
 
 
 @pytest.fixture
@@ -20,5 +21,6 @@ def requests(folder: BlockFolder, tokenizer: Tokenizer) -> OpenAIRequests:
         generation=GenerationDefaults(),
         tokenizer=tokenizer,
         default_max_tokens=None,
+        structured=StructuredOutput.of(tokenizer, folder.model),
     )
     return OpenAIRequests(builder, ChatTemplate(template, special_tokens=folder.model.template_tokens))

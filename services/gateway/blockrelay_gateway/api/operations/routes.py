@@ -215,4 +215,5 @@ async def _model(gateway: Gateway) -> dict[str, Any]:
         "model_hash": manifest.model_hash,
         "ignored_defaults": manifest.ignored_defaults,
         "chat": gateway.intake.reading.openai.template is not None,
+        "structured_output": gateway.builder.structured.is_available,
     }

@@ -4,8 +4,13 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from blockrelay.errors import GrammarEnded
 from blockrelay.protocol.encoding.end_meta import encode_end_meta
 from blockrelay.protocol.messages import Commit, TokenLogprobs
+from blockrelay.text.grammars import GrammarState
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.selection import Largest, LogitRows
 from blockrelay_worker.runs.run import Run
@@ -18,6 +23,7 @@ def draws_of(run: Run, logits: LogitRows, drafts: Sequence[int]) -> list[Draw]:
     """Returns the draws of the token after `run.tokens`, and of those behind each of `drafts`.
 
     `logits` has a row for each of them. A request that changes logits sees the drafts before a row as its tokens.
+    Raises GrammarEnded if the request has a grammar by which nothing can follow.
     """
     length = len(run.tokens)
     if not run.params.changes_logits:
@@ -27,16 +33,27 @@ def draws_of(run: Run, logits: LogitRows, drafts: Sequence[int]) -> list[Draw]:
     if last.counts is None or last.counts.length > length:
         last.counts = TokenCounts(run.tokens, run.prompt_length)
     counts = last.counts
+    masks = _masks(last.progress.grammar, drafts)
     counts.add(run.tokens[counts.length :])
     tokens, draws = list(run.tokens), list[Draw]()
     for i, row in enumerate(logits):
         assert not isinstance(row, Largest), "this draw needs the whole row"
         changes = changes_of(row, run.params, counts, tokens, last.progress.end_ids)
-        draws.append(Draw(row, run.params, run.seed, length + i, changes))
+        # No mask: the draft before was not allowed, so nothing behind it counts.
+        draws.append(Draw(row, run.params, run.seed, length + i, changes, masks[i] if i < len(masks) else None))
         counts.add(drafts[i : i + 1])
         tokens += drafts[i : i + 1]
     counts.take_back(drafts[: len(logits)])
     return draws
+
+
+def _masks(grammar: GrammarState | None, drafts: Sequence[int]) -> list[NDArray[np.uint32]]:
+    """Returns the masks of a request with a grammar; [] for any other. Raises GrammarEnded if nothing can follow."""
+    if grammar is None:
+        return []
+    if masks := grammar.masks(drafts):
+        return masks
+    raise GrammarEnded(f"nothing can follow by the grammar: {grammar.error}")
 
 
 def next_tokens(run: Run, drafts: Sequence[int], sampled: Sequence[Sampled], role: StageRole) -> Commit | None:

@@ -5,12 +5,13 @@
 -- needs: requests/record, queue/outstanding, requests/timeline, requests/tensor_results, queue/fair_queue, workers/fleet, queue/wait_forecast
 -- Arguments: request, model, pages_needed, deadline_ms (0: none), body, prompt_tokens, max_tokens,
 --   fingerprint ('' without a key), retention_s (0: the cell's), tenant, its weight, priority,
---   exact (never under another numerics id, nor on nondeterministic devices), fallback (deny | recompute | max:<limit>; nothing: allow),
+--   exact (never under another numerics id, nor on nondeterministic devices), grammar (id of the workers that read its grammar;
+--   '': it has none), fallback (deny | recompute | max:<limit>; nothing: allow),
 --   reader (gateway that will read a request that exists; '': none does), result_bytes (0: none),
 --   confirm (write even if the request exists: WAIT follows), limits (blockrelay.protocol.transitions.calls.Limits and
 --   `in_flight`; 0 is no limit, except for `in_flight`), session (calls.SessionStep) or nothing, binding (calls.Binding) or nothing
 -- Answers: OK ms | EXISTS state | OTHER | MOVED version (of the list of cells that gives it to another cell) | TOO_LARGE pages
---   | NOT_EXACT (all routes are nondeterministic, and have been for a while) | STEP expected-step | REPEAT request-id,
+--   | NO_GRAMMAR (no worker of the first stage reads its grammar) | NOT_EXACT (all routes are nondeterministic, and have been for a while) | STEP expected-step | REPEAT request-id,
 --   or a limit and the ms after which to try again: TOKENS left | CONCURRENT requests | SHARE requests | BUSY in-flight |
 --   PAGES promised | WAIT ms | LATE ms (until its end) | RESULTS bytes promised | TENANT_RESULTS bytes promised
 local id, model, pages_needed, deadline_ms = ARGS.request, ARGS.model, ARGS.pages_needed, ARGS.deadline_ms
@@ -60,6 +61,7 @@ local found = kept(model, 'survey', function() return survey(model) end)
 for _, pages in pairs(found.largest) do
   if pages < pages_needed then return {'TOO_LARGE', pages} end
 end
+if ARGS.grammar ~= '' and found.workers > 0 and not found.grammars[ARGS.grammar] then return {'NO_GRAMMAR'} end
 local among_varying = ARGS.exact and found.varies
 if among_varying and not found.steady and redis.call('EXISTS', P .. 'exact-left:' .. model) == 0 then return {'NOT_EXACT'} end
 
@@ -146,6 +148,7 @@ redis.call('HSET', P .. 'request:' .. id, 'v', SPOKEN, 'state', 'queued', 'model
 if ARGS.fingerprint ~= '' then redis.call('HSET', P .. 'request:' .. id, 'fingerprint', ARGS.fingerprint) end
 if ARGS.retention_s > 0 then redis.call('HSET', P .. 'request:' .. id, 'retention_s', ARGS.retention_s) end
 if ARGS.exact then redis.call('HSET', P .. 'request:' .. id, 'exact', 1) end
+if ARGS.grammar ~= '' then redis.call('HSET', P .. 'request:' .. id, 'grammar', ARGS.grammar) end
 if ARGS.fallback then redis.call('HSET', P .. 'request:' .. id, 'fallback', ARGS.fallback) end
 if result > 0 then
   redis.call('HSET', P .. 'request:' .. id, 'result_bytes', result)

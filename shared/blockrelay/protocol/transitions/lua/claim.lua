@@ -8,6 +8,8 @@
 -- may continue it, since none could compute them again. Routes of `exact` requests have no nondeterministic workers.
 -- A worker that retires, because the plan gives it another block folder, takes only requests that have tokens of its numerics
 -- id, also those that MIGRATE has released; no other request has a route through it.
+-- A request with a grammar runs where the first and the last stage read grammars as its gateway does: the first knows which
+-- tokens are forced, the last which ones are allowed.
 -- A request that denies fallbacks and whose GPU failed waits for GPUs for all stages that had one; a scheduler ends it when
 -- none come.
 -- Keeps I3, I4 (reservations), I11 (first runs by rank), I13, I15 (which pages are private), I16, I17, I18.
@@ -65,6 +67,7 @@ local function give(r)
   end
   local keeps = pinned(r) and id_of(r.numerics) == me.numerics
   if me.retires and not keeps then return true end
+  if not reads(me, r.grammar) then return true end
   local pure = r.exact == '1'
   if pinned(r) then
     local own = id_of(r.numerics)
@@ -98,11 +101,11 @@ local function give(r)
   local spill = not pure and may_spill(r) and function(s, gpus, cpus)
     return within_limit(r, s) and sooner_on_cpu(s, gpus, cpus, reserve, r.pages_needed)
   end
-  local route = find_route(reserve, r.pages_needed, failed_blocks(r), pure, keeps, spill)
+  local route = find_route(reserve, r.pages_needed, failed_blocks(r), pure, keeps, r.grammar, spill)
   if not route then
     -- A request with tokens whose pool is another worker's is not overtaken: this one would go on filling the later workers.
     local elsewhere = #me.stages > 1 and r.committed > 0 and r.pages_needed > me.pages and is_served(me.numerics, r)
-    return not elsewhere and fits_nowhere(r.pages_needed, pure, keeps)
+    return not elsewhere and fits_nowhere(r.pages_needed, pure, keeps, r.grammar)
   end
   if #me.stages == 1 then free_now = free_now - pages_of(r, 0) end
   local numerics, varies = numerics_of(route)

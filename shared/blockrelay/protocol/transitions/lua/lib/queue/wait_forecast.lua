@@ -50,15 +50,15 @@ end
 -- Of all workers: `largest`, KV pages of the largest pool of each stage (also of silent workers: they may come back, and a
 -- refusal for size is final); `steady`, true if there is a whole route of deterministic workers.
 -- Of live workers that take new requests: `pages`, KV pages of the stage that has least; `workers` of the first stage and `slots`, the requests that
--- these run at once; `varies`, true if one is nondeterministic.
+-- these run at once; `grammars`, a set of the ids of grammars that these read; `varies`, true if one is nondeterministic.
 -- Of live workers that have measured themselves, also those that retire: `row` and `token`, seconds per prompt token and per generated token of all
 -- together (nil if none has); `slowest`, seconds per prompt token of the slowest; `steps` for `step_among`.
 local function survey(model)
-  local found = {largest = {}, workers = 0, slots = 0, slowest = 0}
+  local found = {largest = {}, workers = 0, slots = 0, slowest = 0, grammars = {}}
   local pools, rows, tokens, measured, routes = {}, 0, 0, {}, {}
   local all = registered()
   for i = 1, #all, 2 do
-    local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'split', 'stage', 'pages', 'model', 'slots', 'row_us', 'step_us', 'recent_concurrency', 'varies', 'numerics', 'retires')
+    local v = redis.call('HMGET', P .. 'worker:' .. all[i], 'split', 'stage', 'pages', 'model', 'slots', 'row_us', 'step_us', 'recent_concurrency', 'varies', 'numerics', 'retires', 'grammar')
     if v[4] == model and v[3] then
       local stage, pages = v[1] .. '/' .. v[2], tonumber(v[3])
       found.largest[stage] = math.max(found.largest[stage] or 0, pages)
@@ -73,7 +73,10 @@ local function survey(model)
           found.varies = found.varies or v[9] == '1'
         end
         if v[2] == '0' then
-          if not v[11] then found.workers, found.slots = found.workers + 1, found.slots + tonumber(v[5] or '64') end
+          if not v[11] then
+            found.workers, found.slots = found.workers + 1, found.slots + tonumber(v[5] or '64')
+            found.grammars[v[12] or ''] = true
+          end
           if v[6] then
             local steps = {tonumber(v[8])}
             for batch, us in string.gmatch(v[7], '(%d+):(%d+)') do steps[#steps + 1] = {tonumber(batch), tonumber(us) / 1e6} end

@@ -27,7 +27,7 @@ local NUMBERS = {
   cpu_executed = 'blocks that CPUs executed in committed steps of earlier runs',
   denied_ms = 'time since which it waits for a GPU for `denied_block` (0: it does not wait)',
 }
-local TEXTS = {'state', 'run', 'route', 'class', 'model', 'job', 'fallbacks', 'numerics', 'tenant', 'share', 'exact', 'fallback',
+local TEXTS = {'state', 'run', 'route', 'class', 'model', 'job', 'fallbacks', 'numerics', 'tenant', 'share', 'exact', 'grammar', 'fallback',
   'denied_block', 'reusable'}
 
 -- All fields of a record. COMMIT, which runs for every token, reads fewer, so the list is made only when needed.

@@ -5,7 +5,7 @@
 -- needs: workers/fleet
 
 -- The worker that claims, the first of every route: id, model, folder (key of its block folder), split, device (gpu or cpu), device_id (its name), epoch (of the
--- plan that gave it its stage), numerics, varies, retires (it takes only requests that have tokens of its numerics id), pages (of its pool), free (pages not reserved), running (requests that it runs), and `stages` of its split, {first block, last block} of each.
+-- plan that gave it its stage), numerics, varies, retires (it takes only requests that have tokens of its numerics id), grammar (id of the grammars that it reads; ''), pages (of its pool), free (pages not reserved), running (requests that it runs), and `stages` of its split, {first block, last block} of each.
 local me
 
 -- The name of a worker's device, or its kind (gpu or cpu) if it has none.
@@ -14,12 +14,12 @@ local function named(device_id, device) return device_id and device_id ~= '' and
 -- Reads `me`. False when the worker may not claim: it is unknown, of a later stage, draining, without inbox or heartbeat.
 local function claims(worker)
   local v = redis.call('HMGET', P .. 'worker:' .. worker, 'model', 'split', 'stage', 'device', 'numerics', 'pages', 'pages_reserved',
-    'draining', 'varies', 'device_id', 'epoch', 'retires', 'folder')
+    'draining', 'varies', 'device_id', 'epoch', 'retires', 'folder', 'grammar')
   if not v[1] or v[3] ~= '0' or redis.call('EXISTS', P .. 'inbox:' .. worker) == 0 then return false end
   if v[8] or not is_alive(redis.call('ZSCORE', P .. 'workers', worker)) then return false end
   local stages = {}
   for first, last in string.gmatch(v[2], '(%d+)-(%d+)') do stages[#stages + 1] = {tonumber(first), tonumber(last)} end
-  me = {id = worker, model = v[1], folder = v[13] or v[1], split = v[2], device = v[4], device_id = named(v[10], v[4]), epoch = v[11] or '0', numerics = v[5], varies = v[9] == '1', retires = v[12] ~= false, pages = tonumber(v[6]),
+  me = {id = worker, model = v[1], folder = v[13] or v[1], split = v[2], device = v[4], device_id = named(v[10], v[4]), epoch = v[11] or '0', numerics = v[5], varies = v[9] == '1', retires = v[12] ~= false, grammar = v[14] or '', pages = tonumber(v[6]),
     free = tonumber(v[6]) - tonumber(v[7] or '0'), running = redis.call('SCARD', P .. 'worker-requests:' .. worker), stages = stages}
   return true
 end
@@ -52,17 +52,17 @@ local function roster()
 end
 
 -- Appends to `found`, or to a new list, those workers of `ids` that live, are ready and do not drain: {id, device, device_id,
--- epoch, numerics, varies, retires, pages, free, running}. `ids` may be nil. `chance`: hex digits that choose the sample.
+-- epoch, numerics, varies, retires, grammar, pages, free, running}. `ids` may be nil. `chance`: hex digits that choose the sample.
 local function live(ids, chance, found)
   found = found or {}
   ids = ids or {}
   local first = #ids > SAMPLE and tonumber(string.sub(chance, 1, 8), 16) or 0
   for i = 1, math.min(#ids, SAMPLE) do
     local w = ids[(first + i) % #ids + 1]
-    local v = redis.call('HMGET', P .. 'worker:' .. w, 'pages', 'pages_reserved', 'draining', 'numerics', 'varies', 'device', 'device_id', 'epoch', 'retires')
+    local v = redis.call('HMGET', P .. 'worker:' .. w, 'pages', 'pages_reserved', 'draining', 'numerics', 'varies', 'device', 'device_id', 'epoch', 'retires', 'grammar')
     if v[1] and not v[3] and is_alive(redis.call('ZSCORE', P .. 'workers', w))
       and redis.call('EXISTS', P .. 'inbox:' .. w) == 1 then
-      found[#found + 1] = {id = w, device = v[6], device_id = named(v[7], v[6]), epoch = v[8] or '0', numerics = v[4], varies = v[5] == '1', retires = v[9] ~= false, pages = tonumber(v[1]),
+      found[#found + 1] = {id = w, device = v[6], device_id = named(v[7], v[6]), epoch = v[8] or '0', numerics = v[4], varies = v[5] == '1', retires = v[9] ~= false, grammar = v[10] or '', pages = tonumber(v[1]),
         free = tonumber(v[1]) - tonumber(v[2] or '0'), running = redis.call('SCARD', P .. 'worker-requests:' .. w)}
     end
   end
@@ -141,11 +141,22 @@ local function without(mark, list)
   return found
 end
 
+-- Whether a worker reads grammars of this id; '' for a request without a grammar.
+local function reads(c, grammar) return grammar == '' or c.grammar == grammar end
+local function readers(grammar, list)
+  local found = {}
+  for _, c in ipairs(list) do
+    if reads(c, grammar) then found[#found + 1] = c end
+  end
+  return found
+end
+
 -- Returns the workers that may compute stage `s` of a request: CPUs if one of its blocks failed on a GPU, else GPUs; those of
 -- the other kind if there are none. With `pure` only deterministic ones. With `keeps`, for a request with tokens of this
--- worker's numerics id, also those that retire. The second value: those of the other kind, if these are the first choice.
-local function allowed(s, failed, pure, keeps)
+-- worker's numerics id, also those that retire. Of the last stage those that read `grammar`. The second value: those of the other kind, if these are the first choice.
+local function allowed(s, failed, pure, keeps, grammar)
   local gpu, cpu = candidates[s].gpu, candidates[s].cpu
+  if s == #me.stages - 1 then gpu, cpu = readers(grammar, gpu), readers(grammar, cpu) end
   if pure then gpu, cpu = without('varies', gpu), without('varies', cpu) end
   if not keeps then gpu, cpu = without('retires', gpu), without('retires', cpu) end
   local first, second = gpu, cpu
@@ -168,13 +179,13 @@ local function has_gpu(block)
 end
 
 -- Returns a worker for each stage, `me` first; nil when a stage has no allowed worker that `has_room`. `failed`: numbers of the
--- blocks that failed on a GPU; `pure` and `keeps` are those of `allowed`. `spill(s, gpus, cpus)`, for a request that may spill:
+-- blocks that failed on a GPU; `pure`, `keeps` and `grammar` are those of `allowed`. `spill(s, gpus, cpus)`, for a request that may spill:
 -- the CPU on which it ends sooner, or nil.
-local function find_route(need, most, failed, pure, keeps, spill)
+local function find_route(need, most, failed, pure, keeps, grammar, spill)
   if not has_room(me, need, most) or (pure and me.varies) then return nil end
   local route = {me}
   for s = 1, #me.stages - 1 do
-    local list, others = allowed(s, failed, pure, keeps)
+    local list, others = allowed(s, failed, pure, keeps, grammar)
     local chosen = spill and #others > 0 and list[1].device == 'gpu' and spill(s, list, others)
       or least_loaded(list, need, most)
     if not chosen then return nil end
@@ -184,15 +195,15 @@ local function find_route(need, most, failed, pure, keeps, spill)
 end
 
 -- Whether a stage has no worker whose whole pool holds `most` pages, or with `pure` no deterministic one, or without `keeps`
--- none that stays. The job then
+-- none that stays, or the last one none that reads `grammar`. The job then
 -- waits for another worker to register, and does not hold up the jobs behind it.
-local function fits_nowhere(most, pure, keeps)
+local function fits_nowhere(most, pure, keeps, grammar)
   if pure and me.varies then return true end
   for s = 0, #me.stages - 1 do
     local largest = s == 0 and me.pages or -1
     for _, list in pairs(s == 0 and {} or candidates[s]) do
       for _, c in ipairs(list) do
-        if not (pure and c.varies) and (keeps or not c.retires) then largest = math.max(largest, c.pages) end
+        if not (pure and c.varies) and (keeps or not c.retires) and (s < #me.stages - 1 or reads(c, grammar)) then largest = math.max(largest, c.pages) end
       end
     end
     if largest < most then return true end
