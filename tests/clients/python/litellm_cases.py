@@ -1,7 +1,7 @@
 """LiteLLM, through its OpenAI provider."""
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import litellm  # pyright: ignore[reportMissingImports]
 
@@ -92,9 +92,10 @@ def structured_output(target: Target) -> None:
     from pydantic import BaseModel
 
     class Person(BaseModel):
-        name: str
+        name: Literal["Tom", "Eva"]
 
-    ask(target, response_format=Person)
+    answer = ask(target, response_format=Person, max_tokens=40)
+    assert Person.model_validate_json(answer.choices[0].message.content)
 
 
 @case

@@ -1,7 +1,7 @@
 """OpenAI's client."""
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 
@@ -250,9 +250,11 @@ def structured_output(target: Target) -> None:
     from pydantic import BaseModel
 
     class Person(BaseModel):
-        name: str
+        name: Literal["Tom", "Eva"]
 
-    client(target).chat.completions.parse(model=target.model, messages=MESSAGES, max_tokens=8, response_format=Person)
+    completions = client(target).chat.completions
+    answer = completions.parse(model=target.model, messages=MESSAGES, max_tokens=40, response_format=Person)
+    assert answer.choices[0].message.parsed.name in ("Tom", "Eva")
 
 
 @case

@@ -1,10 +1,17 @@
 """Pydantic AI."""
 
 import asyncio
-from typing import Any
+from contextlib import suppress
+from typing import Any, Literal
 
 from pydantic import BaseModel
-from pydantic_ai import Agent, NativeOutput, PromptedOutput  # pyright: ignore[reportMissingImports]
+from pydantic_ai import (  # pyright: ignore[reportMissingImports]
+    Agent,
+    NativeOutput,
+    PromptedOutput,
+    UnexpectedModelBehavior,
+    capture_run_messages,
+)
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel  # pyright: ignore[reportMissingImports]
 from pydantic_ai.providers.openai import OpenAIProvider  # pyright: ignore[reportMissingImports]
 
@@ -16,7 +23,7 @@ PROMPT = "Tell me a story about a dog."
 class Person(BaseModel):
     """What structured output asks for."""
 
-    name: str
+    name: Literal["Tom", "Eva"]
 
 
 def agent(
@@ -84,12 +91,15 @@ def output_by_tools(target: Target) -> None:
 
 @case
 def output_native(target: Target) -> None:
-    agent(target, output_type=NativeOutput(Person)).run_sync(PROMPT)
+    answer = agent(target, settings={"max_tokens": 40}, output_type=NativeOutput(Person)).run_sync(PROMPT)
+    assert answer.output.name in ("Tom", "Eva")
 
 
 @case
 def output_prompted(target: Target) -> None:
-    agent(target, output_type=PromptedOutput(Person)).run_sync(PROMPT)
+    with capture_run_messages() as messages, suppress(UnexpectedModelBehavior):  # this model says nothing of a name
+        agent(target, output_type=PromptedOutput(Person)).run_sync(PROMPT)
+    assert messages[1].parts[0].content.startswith("{")
 
 
 @case

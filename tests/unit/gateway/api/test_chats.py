@@ -118,7 +118,7 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls"
     ),
     "tools": ({"tools": [{"type": "function"}]}, "tools"),
-    "a format": ({"response_format": {"type": "json_object"}}, "response_format"),
+    "a format": ({"response_format": {"type": "xml"}}, "response_format.type"),
     "logprobs as a number": ({"logprobs": 3}, "logprobs"),
     "top_logprobs alone": ({"top_logprobs": 3}, "top_logprobs"),
     "too many top_logprobs": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),

@@ -15,9 +15,12 @@ from blockrelay_gateway.api.structured_output import MAX_BYTES, StructuredOutput
 from tests.support.gateway.openai_requests import complete
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
-DEEP: dict[str, Any] = {}
-for _ in range(70):
-    DEEP = {"type": "array", "items": DEEP}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """A schema of lists in lists."""
+    return {"type": "array", "items": nested(levels - 1)} if levels else {}
+
 
 #: Spellings of one wish.
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -48,7 +51,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a schema that is no JSON": ({"guided_json": "{"}, "guided_json"),
     "a schema for nothing": ({"guided_json": False}, "guided_json"),
     "a keyword that is not supported": ({"guided_json": {"not": {}}}, "guided_json"),
-    "too deep": ({"guided_json": DEEP}, "guided_json"),
+    "too deep": ({"guided_json": nested(70)}, "guided_json"),
     "too large": ({"guided_json": {"enum": ["x" * 100] * 700}}, "guided_json"),
     "half of a surrogate pair": ({"guided_regex": "\ud800"}, "guided_regex"),
     "a schema that contains itself": ({"json_schema": {"$ref": "#"}}, "json_schema"),
