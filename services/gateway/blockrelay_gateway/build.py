@@ -39,6 +39,7 @@ def build(settings: GatewaySettings, folder: BlockFolder, *, tenants: Sequence[s
     Redis URL, and if traces are wanted and cannot be sent.
     """
     reading = reading_of(settings, folder)
+    reading.builder.structured.prepare()
     served = ServedModel(folder=folder, name=reading.builder.name, tokenizer=reading.builder.tokenizer)
     traces = _traces(settings)
     drain = Drain()

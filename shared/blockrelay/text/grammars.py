@@ -55,6 +55,10 @@ class Grammars:
         #: Names what decides which tokens a grammar allows. Only workers of one id continue each other's answers.
         self.id = f"llguidance-{version('llguidance')}-{digest[:12]}"
 
+    def prepare(self) -> None:
+        """Makes what all grammars need, half a second for 128,000 tokens: so the first request does not wait for it."""
+        self._library_tokens()
+
     def problem(self, grammar: str) -> str:
         """Returns in one line why no answer could follow `grammar`; "" if one can."""
         state, room = self.follow(grammar), min(self._context, LONGEST_FORCED)
@@ -85,7 +89,7 @@ class Grammars:
         )
 
     def _library_tokens(self) -> "LLTokenizer":
-        """Returns the vocabulary in the library's form, made at the first use: half a second for 128,000 tokens."""
+        """Returns the vocabulary in the library's form, made at the first use."""
         if self._tokens is None:
             from llguidance import LLTokenizer
 

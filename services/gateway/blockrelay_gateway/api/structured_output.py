@@ -53,6 +53,11 @@ class StructuredOutput:
         """Whether requests may ask for structured output."""
         return self._grammars is not None
 
+    def prepare(self) -> None:
+        """Does what the first grammar would wait for."""
+        if self._grammars is not None:
+            self._grammars.prepare()
+
     def grammar_of(self, fields: SamplingFields) -> tuple[str, str]:
         """Returns the grammar that a request's fields ask for, and the id of workers that read it; "" and "": none.
 

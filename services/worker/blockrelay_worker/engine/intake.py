@@ -39,6 +39,8 @@ class Intake:
         self._role, self._model, self._tokenizer = role, model, tokenizer
         self._links, self._table, self._prefill_time = links, table, metrics.prefill_time
         self._grammars = grammars_of(tokenizer, model) if role.first_stage or role.last_stage else None
+        if self._grammars is not None:
+            self._grammars.prepare()
 
     @property
     def grammar_id(self) -> str:
