@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.errors import ServiceUnavailable
 from blockrelay.host.child_command import module_command, run_command
 from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.text.grammars import grammars_of
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_launcher.drill.options import LONGEST_ANSWER, SHORTEST_ANSWER
 
@@ -21,6 +22,10 @@ LONGEST_PROMPT = 400
 _TEXT = """the a fox dog boat garden kite river old small red found gave went saw and then but because was happy story
 Lily Ben Molly Tom said again under over into house light water stone friend"""
 _WORDS = _TEXT.split()
+_OBJECT = r"""
+start: "{\"name\": \"" /[A-Z][a-z]{1,8}/ "\", \"age\": " /[1-9][0-9]?/ ", \"words\": [" word (", " word){3,60} "]}"
+word: "\"" /[a-z]{1,9}/ "\""
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +42,9 @@ class DrillRequest:
 
     def body(self) -> dict[str, Any]:
         """Returns the JSON body of a POST to /v1/completions, without `model` and `stream`."""
-        plain = {name: value for name, value in self.params.to_dict().items() if value not in (None, [], ())}
+        plain = {name: value for name, value in self.params.to_dict().items() if value not in (None, [], (), "")}
+        if self.params.grammar:
+            plain["grammar"] = json.loads(self.params.grammar)["grammars"][0]["lark_grammar"]
         return {**plain, "prompt": list(self.prompt), "return_token_ids": True, "exact": self.exact}
 
     def step(self, number: int) -> dict[str, Any]:
@@ -90,7 +97,8 @@ def make_requests(
 ) -> list[DrillRequest]:
     """Returns `count` random requests: greedy and sampled, short and long; half of the prompts share a beginning.
 
-    Every sixth is a tensor session; every `exact_every`-th is exact (None: none). `longest_answer` is in tokens, at
+    Every sixth is a tensor session, a third of the others have penalties, and a quarter follow a grammar where the
+    model and this environment can. Every `exact_every`-th is exact (None: none). `longest_answer` is in tokens, at
     least SHORTEST_ANSWER.
     """
     model = folder.model
@@ -117,10 +125,21 @@ def make_requests(
             seed=rng.randrange(2**53),
             ignore_eos=rng.random() < 0.8,
         )
+        if number % 3 == 1:
+            params = replace(params, repetition_penalty=1.1, frequency_penalty=0.4, presence_penalty=-0.2)
+        if number % 4 == 2 and grammars_of(tokenizer, model) is not None:
+            params = replace(params, grammar=_grammar(), ignore_eos=False)
         steps = sorted(rng.sample(range(1, len(prompt) + 1), min(len(prompt), 3))) if number % 6 == 5 else ()
         exact = exact_every is not None and number % exact_every == 0
         requests.append(DrillRequest(prompt=tuple(prompt), params=params, cuts=tuple(steps), exact=exact))
     return requests
+
+
+def _grammar() -> str:
+    """Returns the grammar of a JSON object with a list of words, in the form of `blockrelay.text.grammars`."""
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_lark(_OBJECT)
 
 
 @dataclass(slots=True)
