@@ -1,7 +1,7 @@
 """Grammars that an answer follows, by llguidance: which tokens may come next, and which ones must.
 
 All of it is a function of a grammar and the tokens so far, so any worker goes on where another one stopped. A grammar
-is text: llguidance's JSON form of a JSON schema, a regular expression or a Lark grammar.
+is text: one in Lark's notation, or llguidance's JSON form of a JSON schema or a regular expression.
 
 llguidance is optional (`blockrelay[structured]`); this module is imported without it too.
 """

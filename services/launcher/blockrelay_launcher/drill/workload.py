@@ -22,6 +22,7 @@ LONGEST_PROMPT = 400
 _TEXT = """the a fox dog boat garden kite river old small red found gave went saw and then but because was happy story
 Lily Ben Molly Tom said again under over into house light water stone friend"""
 _WORDS = _TEXT.split()
+#: A grammar, in Lark's notation, of a JSON object with a list of words.
 _OBJECT = r"""
 start: "{\"name\": \"" /[A-Z][a-z]{1,8}/ "\", \"age\": " /[1-9][0-9]?/ ", \"words\": [" word (", " word){3,60} "]}"
 word: "\"" /[a-z]{1,9}/ "\""
@@ -43,8 +44,6 @@ class DrillRequest:
     def body(self) -> dict[str, Any]:
         """Returns the JSON body of a POST to /v1/completions, without `model` and `stream`."""
         plain = {name: value for name, value in self.params.to_dict().items() if value not in (None, [], (), "")}
-        if self.params.grammar:
-            plain["grammar"] = json.loads(self.params.grammar)["grammars"][0]["lark_grammar"]
         return {**plain, "prompt": list(self.prompt), "return_token_ids": True, "exact": self.exact}
 
     def step(self, number: int) -> dict[str, Any]:
@@ -128,18 +127,11 @@ def make_requests(
         if number % 3 == 1:
             params = replace(params, repetition_penalty=1.1, frequency_penalty=0.4, presence_penalty=-0.2)
         if number % 4 == 2 and grammars_of(tokenizer, model) is not None:
-            params = replace(params, grammar=_grammar(), ignore_eos=False)
+            params = replace(params, grammar=_OBJECT, ignore_eos=False)
         steps = sorted(rng.sample(range(1, len(prompt) + 1), min(len(prompt), 3))) if number % 6 == 5 else ()
         exact = exact_every is not None and number % exact_every == 0
         requests.append(DrillRequest(prompt=tuple(prompt), params=params, cuts=tuple(steps), exact=exact))
     return requests
-
-
-def _grammar() -> str:
-    """Returns the grammar of a JSON object with a list of words, in the form of `blockrelay.text.grammars`."""
-    from llguidance import LLMatcher
-
-    return LLMatcher.grammar_from_lark(_OBJECT)
 
 
 @dataclass(slots=True)
