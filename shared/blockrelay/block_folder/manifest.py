@@ -68,6 +68,7 @@ class GenerationDefaults:
     top_p: float | None = None
     min_p: float | None = None
     max_tokens: int | None = None
+    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +184,8 @@ class Manifest:
         # Fields that came later are left out where a model does not use them: its hash stays as it was before.
         if self.model.onnx_blocks is None:
             del content["model"]["onnx_layers"]
+        if self.generation.repetition_penalty is None:
+            del content["generation"]["repetition_penalty"]
         if not self.ignored_defaults:
             del content["ignored_defaults"]
         named = dict(content["model"].pop("special_tokens"))
@@ -357,6 +360,7 @@ def _decode_generation(fields: Fields) -> GenerationDefaults:
         top_p=fields.optional_number("top_p"),
         min_p=fields.optional_number("min_p"),
         max_tokens=fields.optional_integer("max_tokens", minimum=1),
+        repetition_penalty=fields.number("repetition_penalty") if fields.has("repetition_penalty") else None,
     )
 
 

@@ -37,7 +37,7 @@ RerunReason = Literal[
 EndReason = Literal["stop", "length", "tensor", "cancelled", "expired", "error"]
 Logits = Literal["none", "last", "all"]
 L = TypeVar("L", bound=str)
-#: Most prompts in one client body.
+#: Most choices of one client body: its prompts, and the `n` of each.
 MAX_CHOICES = 128
 
 
@@ -45,7 +45,7 @@ MAX_CHOICES = 128
 class RequestBody:
     """A request as the gateway writes it into its record; it never changes after ACCEPT.
 
-    Each prompt of a client body with several is a request of its own.
+    Each choice of a client body with several, of one prompt or of many, is a request of its own.
     """
 
     prompt: TokenIds  # int32 [n], n >= 1
@@ -59,8 +59,9 @@ class RequestBody:
     step: int = 0
     background: bool = False  # continues when no client reads it
     salt: str = ""  # only requests of equal salt share KV pages
-    group: str = ""  # of several prompts in one client body: the id of the first one's request
-    choices: int = 1  # in the request of the first prompt: how many prompts the body has
+    group: str = ""  # of several choices in one client body: the id of the first one's request
+    choices: int = 1  # in the request of the first choice: how many choices the body has
+    sample: int = 0  # number of the choice among those of its prompt; the first one stands for the prompt in counts
     gateway: str = ""  # id of the gateway that accepted it
     grammar_id: str = ""  # of the workers that read its grammar (`blockrelay.text.grammars`); "": it has none
     exact: bool = False  # never continues under another numerics id than that of its first token
@@ -105,6 +106,7 @@ class RequestBody:
                 salt=text(m.get("salt", "")),
                 group=text(m.get("group", "")),
                 choices=count(m.get("choices", 1), limit=MAX_CHOICES) or 1,
+                sample=count(m.get("sample", 0), limit=MAX_CHOICES),
                 gateway=text(m.get("gateway", "")),
                 grammar_id=text(m.get("grammar_id", "")),
                 exact=flag(m.get("exact", False)),

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from blockrelay.block_folder.manifest import GenerationDefaults
@@ -28,10 +28,10 @@ _NEUTRAL: Mapping[str, float] = {
     **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty", "presence_penalty", "frequency_penalty"), 0),
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "typical_p"), 1),
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), 1),
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale"), 1),
     "max_length": 20,  # what transformers writes by default
 }
-_APPLIED = ("temperature", "top_k", "top_p", "min_p", "max_new_tokens")
+_APPLIED = ("temperature", "top_k", "top_p", "min_p", "max_new_tokens", "repetition_penalty")
 _LONGEST = 200
 """Most characters of a value that is reported."""
 
@@ -39,8 +39,9 @@ _LONGEST = 200
 def generation_defaults(config: Fields) -> GenerationDefaults:
     """Returns the defaults of requests from generation_config.json, `config`.
 
-    A config with `do_sample` false makes requests greedy. Raises the error of `config` (`Fields`) that names a value of
-    another type, or one for which every request without its own would be refused.
+    A config with `do_sample` false makes requests greedy. A `repetition_penalty` of 1, which changes nothing, is left
+    out, so that the hash of a folder is the one that earlier releases made. Raises the error of `config` (`Fields`)
+    that names a value of another type, or one for which every request without its own would be refused.
     """
 
     def number(name: str) -> float | None:
@@ -53,9 +54,10 @@ def generation_defaults(config: Fields) -> GenerationDefaults:
         top_p=number("top_p"),
         min_p=number("min_p"),
         max_tokens=config.integer("max_new_tokens", minimum=1) if config.has("max_new_tokens") else None,
+        repetition_penalty=None if (penalty := number("repetition_penalty")) == 1 else penalty,
     )
     if greedy:
-        defaults = GenerationDefaults(temperature=0.0, max_tokens=defaults.max_tokens)
+        defaults = replace(defaults, temperature=0.0, top_k=None, top_p=None, min_p=None)
     given = {name: value for name, value in asdict(defaults).items() if value is not None}
     try:
         SamplingParams(**given)
@@ -88,7 +90,7 @@ def ignored_defaults(config: Fields) -> dict[str, Any]:
         if name in _HARMLESS or name in _APPLIED or not config.has(name):
             continue
         value = config.take(name)
-        # 0 is not in the list of empty values: for fields such as repetition_penalty it is not neutral.
+        # 0 is not in the list of empty values: for fields such as typical_p it is not neutral.
         if value == _NEUTRAL.get(name) or value is False or value in ("", [], {}):
             continue
         ignored[name] = _shown(config, name, value)

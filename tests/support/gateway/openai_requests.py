@@ -28,6 +28,7 @@ def chat(requests: OpenAIRequests, **fields: Any) -> AdmissionRequest:
     try:
         request = ChatRequest.model_validate({"messages": messages, **fields})
         ignored_fields(request)
-        return requests.chat(request, ClientHeaders(), random_identity())
+        (asked,) = requests.chat(request, ClientHeaders(), random_identity())
     except ValidationError as error:
         raise from_validation(error.errors()) from error
+    return asked

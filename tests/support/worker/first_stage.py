@@ -8,6 +8,7 @@ from blockrelay.block_folder.folder import BlockFolder
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.page_layout import layout_of
 from blockrelay_worker.execution.page_pool import PagePool
+from blockrelay_worker.kv.prefix_cache import PrefixCache
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.runs.run import Run
 from blockrelay_worker.scheduling.first_stage import FirstStageBatcher
@@ -23,10 +24,20 @@ from tests.support.worker.stage_role import stage_role
 
 
 class Stage:
-    """A first stage over blocks 1 to `last` and what it needs; workers a and b are its route."""
+    """A first stage over blocks 1 to `last` and what it needs; workers a and b are its route.
+
+    `cached`: new runs find the pages of others.
+    """
 
     def __init__(
-        self, folder: BlockFolder, cell: Cell, *, last: int, pages: int = 50, guesser: Guesser | None = None
+        self,
+        folder: BlockFolder,
+        cell: Cell,
+        *,
+        last: int,
+        pages: int = 50,
+        guesser: Guesser | None = None,
+        cached: bool = False,
     ) -> None:
         client, keys, metrics = cell.client, cell.keys, WorkerMetrics(CollectorRegistry())
         self.route = tuple(cell.worker(name, stage=stage) for stage, name in enumerate("ab"))
@@ -35,7 +46,9 @@ class Stage:
         links = links_of(cell, metrics=metrics)
         self.role = stage_role(folder, "a", split="1-2,3-5", stage=0, first=1, last=last)
         self.iteration = 0
-        self.table = RunTable(PagePool(layout_of(folder, 1, last), pages))
+        pool = PagePool(layout_of(folder, 1, last), pages)
+        cache = PrefixCache(pool, model_hash="m", numerics="n", metrics=metrics) if cached else None
+        self.table = RunTable(pool, cache)
         self.batcher = FirstStageBatcher(
             self.role.limits,
             self.table,
@@ -46,11 +59,16 @@ class Stage:
             guesser=guesser,
         )
 
-    def run(self, name: str, tokens: list[int], *, computed: int, **more: Any) -> Run:
-        run = new_run(name, tokens, route=self.route, **more)
+    def run(
+        self, name: str, tokens: list[int], *, computed: int, route: tuple[str, ...] | None = None, **more: Any
+    ) -> Run:
+        run = new_run(name, tokens, route=route or self.route, **more)
         self.table.add(run)
-        assert self.table.grow(run, computed)
-        run.tokens_computed(computed)
+        if computed:
+            assert self.table.grow(run, computed)
+            run.tokens_computed(computed)
+        else:
+            self.table.attach_prefix(run)
         return run
 
     def step(self, cost: StepCost | None = None) -> list[Work]:
@@ -60,4 +78,5 @@ class Stage:
         for item in work:
             item.run.tokens_computed(item.known_end)
             item.run.last_step = self.iteration
+            self.table.publish(item.run, item.known_end)
         return work

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from blockrelay.block_folder.manifest import (
     ALIGNMENT,
+    MANIFEST_NAME,
     ROTARY_NAME,
     BlockSpec,
     FileSpec,
@@ -33,6 +34,7 @@ from blockrelay.block_folder.model import (
 )
 from blockrelay.block_folder.precisions import all_exact, parse_precisions
 from blockrelay.errors import BlockFolderError
+from blockrelay.settings import BUNDLED_MODEL
 
 MODEL = ModelConfig(
     name="tiny",
@@ -102,6 +104,20 @@ def test_what_is_not_applied_is_written_where_there_is_something() -> None:
     assert b"ignored_defaults" not in make_manifest().encode(), "other folders keep the hash that they had"
     manifest = replace(make_manifest(), ignored_defaults={"repetition_penalty": 1.05, "suppress_tokens": [1]})
     assert decode_manifest(manifest.encode()) == manifest
+
+
+def test_a_repetition_penalty_is_written_where_the_author_recommends_one() -> None:
+    assert b"repetition_penalty" not in make_manifest().encode(), "other folders keep the hash that they had"
+    generation = GenerationDefaults(temperature=0.6, repetition_penalty=1.05)
+    manifest = replace(make_manifest(), generation=generation)
+    assert decode_manifest(manifest.encode()) == manifest
+    assert manifest.model_hash != replace(manifest, generation=GenerationDefaults(temperature=0.6)).model_hash
+
+
+def test_a_folder_keeps_the_hash_that_its_release_gave_it() -> None:
+    """The model that comes with the package was converted long ago: what came later is not in its manifest."""
+    content = (BUNDLED_MODEL / MANIFEST_NAME).read_bytes()
+    assert decode_manifest(content).encode() == content
 
 
 def test_special_tokens_are_written_where_the_template_names_some() -> None:

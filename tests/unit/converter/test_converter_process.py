@@ -44,16 +44,16 @@ def test_what_a_checkpoint_lacks_is_said_in_a_line_each(tmp_path: Path) -> None:
 
 def test_what_is_not_applied_is_said_in_a_line_and_kept_in_the_folder(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "c", seed=1)
-    (checkpoint / "generation_config.json").write_text('{"repetition_penalty": 1.1, "stop_strings": ["###"]}')
+    (checkpoint / "generation_config.json").write_text('{"typical_p": 0.9, "stop_strings": ["###"]}')
     (checkpoint / "adapter_config.json").write_text("{}")
     done = run(checkpoint, tmp_path / "out", "--no-known-answers")
     said = (
-        'note: generation_config.json: not applied: repetition_penalty 1.1, stop_strings ["###"]\n'
+        'note: generation_config.json: not applied: stop_strings ["###"], typical_p 0.9\n'
         "note: adapter_config.json: the adapter is not applied, the model is converted without it\n"
     )
     assert (done.returncode, done.stderr) == (0, said)
     kept = open_block_folder(tmp_path / "out", known_answers=False).manifest.ignored_defaults
-    assert kept == {"repetition_penalty": 1.1, "stop_strings": ["###"]}
+    assert kept == {"typical_p": 0.9, "stop_strings": ["###"]}
 
 
 def test_w8a8_is_the_default_and_fp32_has_no_known_answers(tmp_path: Path) -> None:

@@ -88,6 +88,12 @@ def test_what_no_file_says_is_named(tmp_path: Path) -> None:
             {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "max_new_tokens": 99},
             GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.05, max_tokens=99),
         ),
+        ({"repetition_penalty": 1.1}, GenerationDefaults(repetition_penalty=1.1)),
+        ({"repetition_penalty": 1.0}, GenerationDefaults()),
+        (
+            {"repetition_penalty": 1.1, "do_sample": False, "top_k": 5},
+            GenerationDefaults(temperature=0.0, repetition_penalty=1.1),
+        ),
         ({"temperature": 0.7}, GenerationDefaults(temperature=0.7)),
         ({"top_k": -1}, GenerationDefaults(top_k=0)),
         ({"do_sample": False, "temperature": 3.0, "top_p": 0}, GenerationDefaults(temperature=0.0)),
@@ -110,6 +116,10 @@ def test_the_authors_sampling_parameters_become_the_defaults(
         ({"min_p": 2}, "min_p must be between 0 and 1, not 2"),
         ({"top_k": -2}, "top_k must be between 0 and 2147483647, not -2"),
         ({"top_k": 2.5}, "top_k must be a whole number, not 2.5"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be above 0, not 0"),
+        ({"repetition_penalty": -1}, "repetition_penalty must be between 0 and 10, not -1"),
+        ({"repetition_penalty": 11}, "repetition_penalty must be between 0 and 10, not 11"),
+        ({"repetition_penalty": "high"}, "repetition_penalty must be a finite number"),
         ({"max_new_tokens": 2**31}, "max_new_tokens must be between 0 and 2147483647, not 2147483648"),
     ],
 )
@@ -124,7 +134,8 @@ def test_defaults_that_requests_would_be_refused_for_are_refused(
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"repetition_penalty": 1.1, "do_sample": False}, {"repetition_penalty": 1.1}),
+        ({"encoder_repetition_penalty": 1.1, "do_sample": False}, {"encoder_repetition_penalty": 1.1}),
+        ({"repetition_penalty": 1.1}, {}),
         ({"no_repeat_ngram_size": 3, "temperature": 0.5}, {"no_repeat_ngram_size": 3}),
         ({"suppress_tokens": [1, 2], "stop_strings": ["x"]}, {"stop_strings": ["x"], "suppress_tokens": [1, 2]}),
         ({"frequency_penalty": 0.5, "max_window_size": 6144}, {"frequency_penalty": 0.5, "max_window_size": 6144}),
@@ -227,7 +238,8 @@ def test_a_template_with_the_tags_of_transformers_is_taken(tmp_path: Path) -> No
         ({"generation_config": {"eos_token_id": [2, 512]}}, "eos_token_id 512 is outside the vocabulary of 512"),
         ({"generation_config": {"bos_token_id": 600}}, "bos_token_id 600 is outside"),
         ({"generation_config": {"temperature": "hot"}}, "generation_config.json: temperature must be a finite number"),
-        ({"generation_config": {"repetition_penalty": float("inf")}}, "repetition_penalty holds a number that is not"),
+        ({"generation_config": {"repetition_penalty": float("inf")}}, "repetition_penalty must be a finite number"),
+        ({"generation_config": {"typical_p": float("inf")}}, "typical_p holds a number that is not"),
         ({"generation_config": []}, "generation_config.json: expected an object"),
         ({"tokenizer_config": {"chat_template": 1}}, "tokenizer_config.json: chat_template must be a string"),
         ({"special_tokens_map": {"eos_token": [1]}}, "special_tokens_map.json: eos_token must be a string: [1]"),

@@ -1,6 +1,6 @@
 """Accepts requests with the script ACCEPT, which checks their limits.
 
-A refused request leaves nothing behind: the script checks limits before its first write, and of several prompts of one
+A refused request leaves nothing behind: the script checks limits before its first write, and of several choices of one
 HTTP request either all are accepted or none. The states of one request on its way are a table (`submission_states`).
 """
 

@@ -2,7 +2,7 @@
 
 Without an Idempotency-Key the first id is random. With one it derives from the tenant, the key and the secret of the
 settings. So a repeated POST has the same ids on every gateway with that secret, and nothing else is stored for it.
-Default seeds derive from the ids. The ids of further prompts of one body derive from the first.
+Default seeds derive from the ids. The ids of further choices of one body derive from the first.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ _DELIVERY = {"stream", "stream_options", "return_token_ids", "id", "idempotency_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Name:
-    """The id of one prompt's request, and its place among the prompts of a body."""
+    """The id of one choice's request, and its place among the choices of a body."""
 
     request_id: str
     fingerprint: str = ""
     group: str = ""
-    """Request id of the first of several prompts; "" for a single prompt."""
+    """Request id of the first of several choices; "" for a single choice."""
     choices: int = 1
-    """Number of prompts of the body, in the request of the first one; 1 in the others."""
+    """Number of choices of the body, in the request of the first one; 1 in the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +40,27 @@ class Identity:
     """The identity of one HTTP request."""
 
     base: str
-    """Request id of the first prompt."""
+    """Request id of the first choice."""
     fingerprint: str = ""
     """SHA-256 of route, model and body (but for fields of its delivery), in hex; "" without an Idempotency-Key."""
 
-    def names(self, prompts: int = 1) -> list[Name]:
-        """The names of the requests, one for each prompt of the body."""
-        if prompts == 1:
+    def names(self, choices: int = 1) -> list[Name]:
+        """The names of the requests, one for each choice of the body."""
+        if choices == 1:
             return [Name(request_id=self.base, fingerprint=self.fingerprint)]
         return [
             Name(
                 request_id=sibling(self.base, index),
                 fingerprint=self.fingerprint,
                 group=self.base,
-                choices=1 if index else prompts,
+                choices=1 if index else choices,
             )
-            for index in range(prompts)
+            for index in range(choices)
         ]
 
 
 def sibling(base: str, index: int) -> str:
-    """The request id of prompt `index` of the body whose first prompt is `base`."""
+    """The request id of choice `index` of the body whose first choice is `base`."""
     if index == 0:
         return base
     return f"req-{hashlib.sha256(f'{base}/{index}'.encode()).hexdigest()[:DIGITS]}"

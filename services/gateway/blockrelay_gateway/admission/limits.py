@@ -39,7 +39,7 @@ def limits_for(
     """The limits that ACCEPT checks for `request`. Raises BadRequest for a request that they never allow.
 
     `others` are further requests of the same body, which are accepted with this one or not at all; ACCEPT checks
-    their sum. `each`: they are prompts, for each of which ACCEPT is called with limits; otherwise rows of one step.
+    their sum. `each`: they are choices, for each of which ACCEPT is called with limits; otherwise rows of one step.
     `results` are the most bytes of all tensor results and of this tenant's; 0: no limit. Background requests are exempt
     from the wait limit.
     """
@@ -53,13 +53,17 @@ def limits_for(
         raise BadRequest(what, param="logits")
     theirs = sum(other.tokens for other in others)
     per_minute, tokens = tenant.tokens_per_minute or 0, request.tokens + theirs
+    sampled = any(other.body.sample for other in others)
+    kind, param = ("prompts", "prompt") if each else ("rows", "input_tensors.input_ids")
+    if sampled:
+        kind, param = "choices", "n"
     if per_minute and tokens > per_minute:
         if each and others:
-            what = f"{len(others) + 1} prompts and their max_tokens are {tokens} tokens"
-            raise BadRequest(f"{what}; this key may use {per_minute} per minute: send fewer at a time", param="prompt")
+            with_prompts = "choices, each with its prompt," if sampled else "prompts"
+            what = f"{len(others) + 1} {with_prompts} and their max_tokens are {tokens} tokens"
+            raise BadRequest(f"{what}; this key may use {per_minute} per minute: send fewer at a time", param=param)
         what = f"prompt and max_tokens are {tokens} tokens; this key may use {per_minute} per minute"
         raise BadRequest(what, param="input_tensors" if request.body.logits != "none" else "max_tokens")
-    kind, param = ("prompts", "prompt") if each else ("rows", "input_tensors.input_ids")
     share = bool(tenant.name) and tenant.concurrency is None
     half = (settings.max_in_flight + 1) // 2 if share else 0
     for maximum, whose in ((tenant.concurrency or half, "this key"), (settings.max_in_flight, "all clients together")):
@@ -85,9 +89,9 @@ def limits_for(
 
 
 def counted_again(limits: Limits) -> Limits:
-    """The limits for a prompt behind the first one of its HTTP request, from its `limits_for`.
+    """The limits for a choice behind the first one of its HTTP request, from its `limits_for`.
 
     Its tokens and its place among the requests in flight are checked again, because other clients may have taken them
-    since. The forecasts of wait, memory and deadline were made for all prompts with the first.
+    since. The forecasts of wait, memory and deadline were made for all choices with the first.
     """
     return replace(limits, wait_s=0.0, overcommit=0.0, enforce_deadline=False)

@@ -50,7 +50,7 @@ def refusal(answer: Accepted, request: AdmissionRequest, tenant: Tenant, *, othe
         case "BUSY":
             return cell("in_flight", f"{answer.detail} requests are under way, which is the limit")
         case "PAGES" if others and answer.detail == "0":  # all pages are free: waiting would not help
-            message = f"{others + 1} prompts need more KV pages together than may be promised: send fewer at a time"
+            message = f"{others + 1} choices need more KV pages together than may be promised: send fewer at a time"
             return BadRequest(message, param="prompt")
         case "PAGES":
             return cell("kv_pages", f"the KV cache is oversubscribed ({answer.detail} pages promised)")

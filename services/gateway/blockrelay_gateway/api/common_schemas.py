@@ -91,7 +91,7 @@ class SamplingFields(Strict):
     repetition_penalty: float | None = Field(
         default=None,
         description="above 0, at most 10: divides the logits above 0 of tokens of prompt and answer, and multiplies "
-        "their other ones; 1 = no change",
+        "their other ones; 1 = no change; default: the model's, else 1",
     )
     min_tokens: Whole | None = Field(
         default=None, description="new tokens before which no end token and none of stop_token_ids is chosen"

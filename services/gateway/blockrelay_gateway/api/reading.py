@@ -59,7 +59,7 @@ class Text:
     """A body that asks for text: its requests, and the form of its answer."""
 
     requests: list[AdmissionRequest]
-    """One request for each prompt."""
+    """One request for each choice."""
     ignored: tuple[str, ...] = ()
     """Names of the fields that change nothing."""
     stream: bool = False
@@ -133,8 +133,8 @@ class BodyReader:
             body = _validated(ChatRequest, parsed)
             del parsed
             ignored = ignored_fields(body, strict=sender.headers.strict)
-            request = self.openai.chat(body, sender.headers, self._identify(body, sender, "chat"))
-            return Read(content=_text(body, [request], ignored, body.stream_options))
+            requests = self.openai.chat(body, sender.headers, self._identify(body, sender, "chat"))
+            return Read(content=_text(body, requests, ignored, body.stream_options))
         except BlockrelayError as error:
             return _refused(error)
 

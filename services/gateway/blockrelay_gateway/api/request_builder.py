@@ -142,7 +142,7 @@ class RequestBuilder:
             logit_bias=_bias(fields.logit_bias or {}),
             presence_penalty=_first(fields.presence_penalty, 0.0),
             frequency_penalty=_first(fields.frequency_penalty, 0.0),
-            repetition_penalty=_first(fields.repetition_penalty, 1.0),
+            repetition_penalty=_first(fields.repetition_penalty, self.generation.repetition_penalty, 1.0),
             min_tokens=fields.min_tokens or 0,
             bad_words=self._bad_words(fields.bad_words or ()),
             grammar=grammar,

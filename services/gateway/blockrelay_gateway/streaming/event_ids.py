@@ -1,4 +1,4 @@
-"""Ids of stream events: `<request>:<position>`, for several prompts `<request>:<position>.<position>…`. Pure.
+"""Ids of stream events: `<request>:<position>`, for several choices `<request>:<position>.<position>…`. Pure.
 
 An id has the reader's position in each token log, so that any gateway goes on exactly behind it. Position 0 is the
 opening event, one past the last token the end, and one more the closing event.
@@ -15,7 +15,7 @@ _ID = re.compile(rf"(?:({PUBLIC_ID.pattern}):)?(?P<positions>[0-9]{{1,9}}(?:\.[0
 
 
 def event_id(request_id: str, positions: Sequence[int]) -> str:
-    """The id of the event that brings a reader to `positions`, one for each prompt of a request.
+    """The id of the event that brings a reader to `positions`, one for each choice of a request.
 
     `request_id` is the id that clients see, with the name of the cell if it has one.
     """

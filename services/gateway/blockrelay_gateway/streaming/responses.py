@@ -18,7 +18,7 @@ from blockrelay_gateway.streaming.readers import Readers
 class ResponseFormat(Protocol):
     """The JSON of one kind of answer, as a stream.
 
-    `index` is the prompt's index in the body, `fingerprint` the numerics ids of the workers, for `system_fingerprint`.
+    `index` is that of the choice in the answer, `fingerprint` is for `system_fingerprint`: the numerics ids of workers.
     """
 
     opens_early: ClassVar[bool]
@@ -27,7 +27,7 @@ class ResponseFormat(Protocol):
     """The prefix of request ids in this format."""
 
     def opening(self, active: ActiveRequest) -> dict[str, Any] | None:
-        """The chunk before that of the first token; None if the format has none."""
+        """The chunk before that of the first token of any choice, for the first one; None if the format has none."""
         return None
 
     def chunk(self, index: int, delta: Delta, active: ActiveRequest, fingerprint: str) -> dict[str, Any]:

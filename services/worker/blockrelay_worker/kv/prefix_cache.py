@@ -11,7 +11,7 @@ request runs again from there (the argument `found` of RERUN).
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay_worker.execution.page_pool import PagePool
@@ -94,6 +94,31 @@ class PrefixCache:
         self._look_further(kv, hashes, partial_tokens, given, resumes=kv.preemptions + run.reruns > 0)
         if not kv.loading:
             self.let_go(run)
+
+    def catch_up(self, run: Run) -> None:
+        """Gives a run that has computed nothing the next pages of its prefix, which others have published meanwhile.
+
+        For a first stage, after `attach` and while the run `takes_pages`.
+        """
+        kv, wanted = run.kv, run.reusable // PAGE
+        pages = self._pool.share(self.names(run)[kv.published : wanted])
+        if not pages:
+            return
+        before = kv.published
+        kv.attach_more(pages, shared=run.private)
+        if self._store is not None and run.private:
+            for page, block_hash in zip(pages, kv.hashes[before:], strict=False):
+                self._store.put(page, block_hash)  # as `attach` does
+        self._count(run, len(pages) * PAGE)
+
+    def names(self, run: Run) -> Sequence[bytes]:
+        """Names under which other requests find the leading full pages of a run, as far as they are known.
+
+        Empty if no other request will find its next pages.
+        """
+        if not run.private:
+            return run.kv.hashes
+        return run.kv.local_hashes if run.kv.shared == run.kv.published else ()
 
     def take(self, run: Run, done: Loaded) -> None:
         """Ends the load that `run` waited for: the run keeps the pages that were filled, the others are freed.

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -111,6 +111,16 @@ class RunTable:
             run.kv.count_reused(exactly)  # a stage with the head alone has no KV
         elif self._cache is not None and run.reusable_limit != 0:
             self._cache.attach(run, exactly)
+
+    def names(self, run: Run) -> Sequence[bytes]:
+        """Names (block hashes) by which other requests find the leading pages of a run; empty if they find none."""
+        return () if self._cache is None else self._cache.names(run)
+
+    @_timed
+    def catch_up(self, run: Run) -> None:
+        """Gives a run that has computed no row yet the pages of its prefix that were published meanwhile."""
+        if self._cache is not None and run.kv.takes_pages:
+            self._cache.catch_up(run)
 
     @_timed
     def loaded(self, done: Loaded) -> None:

@@ -65,6 +65,22 @@ class KvState:
         self.pages, self.published, self.shared = pages, len(pages), shared
         self._set(self.published * PAGE)
 
+    def attach_more(self, pages: Sequence[int], *, shared: bool) -> None:
+        """Takes over the next full pages from the prefix cache; `shared`: they have local names, as all before them.
+
+        All computed tokens must be in published pages, and no load may be under way.
+        """
+        assert self.loading is None and self.takes_pages, "only a run without rows of its own adopts more pages"
+        self.pages += pages
+        self.published += len(pages)
+        self.shared = self.published if shared else self.shared
+        self._set(self.published * PAGE)
+
+    @property
+    def takes_pages(self) -> bool:
+        """Nothing was computed behind the published pages, so that more pages may follow them."""
+        return len(self.pages) == self.published and self._computed == self.published * PAGE
+
     def attach_partial(self, page: int, tokens: int) -> None:
         """Appends a partial page from the prefix cache with the next `tokens` tokens, which this run completes.
 

@@ -1,12 +1,14 @@
 """Makes the batches of a first stage: known tokens without KV, drafts behind them, and KV pages for both."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.constants import MAX_DRAFTS
 from blockrelay_worker.execution.page_layout import pages_for
+from blockrelay_worker.kernels.specification import PAGE
 from blockrelay_worker.kv.run_table import RunTable
+from blockrelay_worker.kv.shared_prefill import Prefill, waiting
 from blockrelay_worker.runs.run import Run
 from blockrelay_worker.scheduling.batch_policy import Candidate, choose_tokens
 from blockrelay_worker.scheduling.guesses import Guesser
@@ -40,6 +42,7 @@ class FirstStageBatcher:
         self._runs, self._members, self._metrics = runs, members, metrics
         self._alone = RouteShape(1, limits)
         self._full_workers, self._whole_model, self._guesser = full_workers, whole_model, guesser
+        self._waiting: frozenset[str] = frozenset()  # requests that waited for the pages of others in the last step
 
     def take(self, cost: StepCost) -> list[Work]:
         """Returns the next batch, empty if no run can compute. Gives its runs the pages they need.
@@ -53,7 +56,8 @@ class FirstStageBatcher:
         if not runs:
             return []
         candidates = {
-            r.request_id: Candidate(r.request_id, r.missing, r.quarantined, r.last_step) for r in self._ready(runs)
+            r.request_id: Candidate(r.request_id, r.missing, r.quarantined, r.last_step)
+            for r in self._apart(self._ready(runs))
         }
         everything = self._runs.all()
         shape = self._shape_of(everything)
@@ -164,6 +168,42 @@ class FirstStageBatcher:
             return [run for run in ready if run.missing]
         full = self._full_workers()
         return [r for r in runs.values() if r.missing == 1 or r.route[1] not in full]
+
+    def _apart(self, ready: list[Run]) -> list[Run]:
+        """Returns those of the `ready` runs that wait for no pages which another run is computing.
+
+        Those that waited before get the pages that are there by now.
+        """
+        beginners = {run.request_id: run for run in ready if run.missing > 1 and run.kv.takes_pages and not run.sent}
+        if not beginners:
+            self._waiting = frozenset()
+            return ready
+        waits, waited = waiting(self._prefills(ready, beginners)), self._waiting & beginners.keys()
+        while come := waited - waits:  # with its pages one may be far enough for others to have theirs
+            for request_id in come:
+                self._runs.catch_up(beginners[request_id])
+            waits, waited = waiting(self._prefills(ready, beginners)), waited - come
+        self._waiting = waits
+        return [run for run in ready if run.request_id not in waits] if waits else ready
+
+    def _prefills(self, ready: list[Run], beginners: Mapping[str, Run]) -> list[Prefill]:
+        """The runs whose prompts are being computed, oldest first; those among `beginners` may take pages of others."""
+        if self._whole_model:
+            prefills = [run for run in ready if run.missing > 1]
+        else:  # until the first token comes, later stages may lack the pages that a run computes
+            prefills = [run for run in self._runs.all() if run.first is not None and run.first.claimed is not None]
+        return [
+            Prefill(
+                request_id=run.request_id,
+                route=() if self._whole_model else run.route[1:],
+                names=self._runs.names(run),
+                computed=run.computed,
+                wanted=run.reusable // PAGE if run.request_id in beginners else 0,
+                certain=run.computed if self._whole_model else run.kv.cached,
+            )
+            for run in prefills
+            if not run.quarantined_until and not run.ended
+        ]
 
     def _shape_of(self, runs: Sequence[Run]) -> RouteShape:
         if self._whole_model:

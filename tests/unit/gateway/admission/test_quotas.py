@@ -122,6 +122,17 @@ def test_several_prompts_are_checked_together(gateway: RunningGateway, worker: P
     assert accepted(worker) == 3
 
 
+def test_choices_of_a_prompt_are_checked_together(worker: PlayedWorker, ask: Any) -> None:
+    for tenant, n, words in (
+        ("frugal", 3, "3 choices, each with its prompt, and their max_tokens are 90 tokens; this key may use 60"),
+        ("narrow", 2, "2 choices count as requests of their own; this key may have 1 under way: send at most 1"),
+    ):
+        never = ask(tenant, prompt=[3] * 10, n=n, max_tokens=20, background=False)
+        assert never.status_code == 400 and never.json()["error"]["param"] == "n"
+        assert words in never.json()["error"]["message"]
+    assert accepted(worker) == 0
+
+
 def test_several_prompts_that_fit_are_charged_once(worker: PlayedWorker, ask: Any) -> None:
     with answering(worker, lambda _: ([5] * 20, "length")):
         answer = ask("frugal", prompt=[[3] * 10] * 2, max_tokens=20, background=False)

@@ -80,7 +80,7 @@ def test_the_day_is_in_the_prompt_only_without_a_key(requests: OpenAIRequests, t
     dated = replace(requests, template=ChatTemplate("{{ strftime_now('%d %b %Y') }}"))
     request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]})
     keyed, unkeyed = (
-        dated.chat(request, ClientHeaders(), Identity("req-1", fingerprint)) for fingerprint in ("fingerprint", "")
+        dated.chat(request, ClientHeaders(), Identity("req-1", fingerprint))[0] for fingerprint in ("fingerprint", "")
     )
     assert keyed.body.prompt.tolist() == tokenizer.encode("26 Jul 2024", add_special_tokens=False)
     assert unkeyed.body.prompt.tolist() != keyed.body.prompt.tolist()

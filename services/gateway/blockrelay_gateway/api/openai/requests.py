@@ -13,6 +13,7 @@ from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Identity
 from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
+from blockrelay_gateway.api.openai.choices import choices_of, with_siblings
 from blockrelay_gateway.api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
 from blockrelay_gateway.api.request_builder import FieldNames, RequestBuilder
 
@@ -29,22 +30,23 @@ class OpenAIRequests:
     """The model's chat template; None: chats are refused."""
 
     def completion(self, request: CompletionRequest, headers: ClientHeaders, who: Identity) -> list[AdmissionRequest]:
-        """Builds one request for each prompt of a POST /v1/completions."""
+        """Builds one request for each choice of a POST /v1/completions; those of a prompt follow each other."""
         self.builder.check_model(request.model)
         _check_stream_options(request)
         prompts = self._prompts(request.prompt)
-        if request.background and len(prompts) > 1:
-            raise BadRequest("background takes one prompt per request", param="background")
-        names = who.names(len(prompts))
-        return [
-            self.builder.text(
-                request, name, prompt, max_tokens=request.max_tokens, logprobs=request.logprobs, headers=headers
+        n = choices_of(request, prompts=len(prompts))
+        names = who.names(len(prompts) * n)
+        requests: list[AdmissionRequest] = []
+        for index, prompt in enumerate(prompts):
+            own = names[index * n : (index + 1) * n]
+            first = self.builder.text(
+                request, own[0], prompt, max_tokens=request.max_tokens, logprobs=request.logprobs, headers=headers
             )
-            for name, prompt in zip(names, prompts, strict=True)
-        ]
+            requests += with_siblings(first, own)
+        return requests
 
-    def chat(self, request: ChatRequest, headers: ClientHeaders, who: Identity) -> AdmissionRequest:
-        """Builds the request for the assistant's next message, of a POST /v1/chat/completions."""
+    def chat(self, request: ChatRequest, headers: ClientHeaders, who: Identity) -> list[AdmissionRequest]:
+        """Builds the requests for the assistant's next message, one for each choice of a POST /v1/chat/completions."""
         self.builder.check_model(request.model)
         _check_stream_options(request)
         if request.top_logprobs is not None and not request.logprobs:
@@ -67,10 +69,10 @@ class OpenAIRequests:
             continues=continues,
             variables=request.chat_template_kwargs or {},
         )
-        (name,) = who.names()
-        return self.builder.text(
+        names = who.names(choices_of(request))
+        first = self.builder.text(
             request,
-            name,
+            names[0],
             self.builder.encode(text, "messages", add_special_tokens=False),
             max_tokens=request.max_completion_tokens if newer else request.max_tokens,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
@@ -82,6 +84,7 @@ class OpenAIRequests:
                 logprobs="top_logprobs",
             ),
         )
+        return with_siblings(first, names)
 
     def _prompts(self, prompt: object) -> list[list[int]]:
         """The token ids of each prompt in the field `prompt`. Raises BadRequest."""

@@ -2,7 +2,8 @@
 
 Extensions that clients may ignore: `seed`, `max_tokens` (the limit in force), `token_ids` and `prompt_token_ids` in a
 choice; `fallback_events` beside `usage`. A stream has the first two in the last event of a choice, a chat also in the
-first.
+first. The role of a chat's message is in an event of its own for choice 0, and with the first token of other choices:
+each position of an event id has one event, so that a stream which goes on elsewhere has each role once too.
 """
 
 from collections.abc import Sequence
@@ -32,11 +33,13 @@ class ResponseOptions:
 def usage(requests: Sequence[ActiveRequest]) -> dict[str, Any]:
     """OpenAI's `usage`: token counts, summed over `requests`. Every committed token counts, also an end token.
 
-    `cached_tokens` counts the tokens of prompts that were prefix hits in the last run.
+    A prompt counts once, however many choices it has. `cached_tokens` counts the tokens of prompts that were prefix
+    hits in the last run, of its first choice.
     """
-    prompt = sum(active.body.prompt.size for active in requests)
+    first = [active for active in requests if not active.body.sample] or requests[:1]
+    prompt = sum(active.body.prompt.size for active in first)
     new = sum(active.tokens for active in requests)
-    cached = sum(int(active.end.meta.get("cached_tokens", 0)) for active in requests if active.end is not None)
+    cached = sum(int(active.end.meta.get("cached_tokens", 0)) for active in first if active.end is not None)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": new,
@@ -46,7 +49,7 @@ def usage(requests: Sequence[ActiveRequest]) -> dict[str, Any]:
 
 
 def usage_at(active: ActiveRequest, delta: Delta | None) -> dict[str, Any]:
-    """Token counts of one request up to `delta` (None: before its first token); `cached_tokens` at the end only."""
+    """Token counts of one choice up to `delta` (None: before its first token); `cached_tokens` at the end only."""
     prompt = active.body.prompt.size
     if delta is not None and delta.end is not None:
         return usage([active])
@@ -77,7 +80,7 @@ def fallback_events(requests: Sequence[ActiveRequest]) -> list[dict[str, Any]]:
 class OpenAIFormat(ResponseFormat):
     """The parts that answers to completions and chats have in common.
 
-    `index` is the index of the prompt in the body. `fingerprint` is the numerics ids of the workers, for
+    `index` is the index of the choice in the answer. `fingerprint` is the numerics ids of the workers, for
     `system_fingerprint`; a request's `fingerprint`, the hash of its body, is another thing.
     """
 
@@ -157,7 +160,10 @@ class OpenAIFormat(ResponseFormat):
         return self._sums([], requests, self.chunk_name) if self._options.include_usage else None
 
     def background(self, active: ActiveRequest, status: str) -> dict[str, Any]:
-        """The answer to a request that runs in the background; `status` is the one of GET /v1/requests/{id}."""
+        """The answer to a body that runs in the background; `status` is the one of GET /v1/requests/{id}.
+
+        `active` is the request of its first choice, `status` and the values in force are of that one.
+        """
         return self._head(active, "", self.object_name) | {"status": status, "background": True, **in_force(active)}
 
     def _shown(self, token: int) -> bytes:
@@ -234,11 +240,14 @@ class ChatFormat(OpenAIFormat):
     def chunk(self, index: int, delta: Delta, active: ActiveRequest, fingerprint: str) -> dict[str, Any]:
         """The event of one token, or of the end."""
         tokens = [] if delta.token is None else [delta.token]
+        opens = index > 0 and delta.position == 1
         choice = {
             "index": index,
-            "delta": {"content": delta.text} if delta.text or delta.end is None else {},
+            "delta": ({"role": "assistant"} if opens else {})
+            | ({"content": delta.text} if delta.text or delta.end is None else {}),
             "logprobs": self._logprobs([delta]) if delta.logprobs else None,
             "finish_reason": finish_reason(delta.end) if delta.end else None,
+            **(in_force(active) if opens else {}),
             **self._ids(active, tokens, first=delta.position == 1),
         }
         return self._chunk(active, fingerprint, choice, delta)

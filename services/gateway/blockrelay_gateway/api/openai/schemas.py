@@ -9,8 +9,6 @@ from blockrelay_gateway.api.common_schemas import SamplingFields, Strict, Whole
 
 #: The values of each field that leave the text as it is; all others are refused.
 REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
     "length_penalty": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -64,7 +62,16 @@ _UNUSED: dict[str, Any] = dict.fromkeys((*REFUSED, *IGNORED), (Any, None))
 UnusedFields: type[Strict] = create_model("UnusedFields", __base__=Strict, **_UNUSED)
 
 
-class CompletionRequest(SamplingFields, UnusedFields):
+class ChoiceFields(Strict):
+    """The fields of OpenAI's APIs that ask for several answers to a prompt."""
+
+    n: Whole | None = Field(
+        default=None, description="answers to each prompt, 1 to 128 with those to all prompts; default 1"
+    )
+    best_of: Whole | None = Field(default=None, description="the same number as n: every answer is returned")
+
+
+class CompletionRequest(SamplingFields, ChoiceFields, UnusedFields):
     """POST /v1/completions."""
 
     prompt: Any = Field(description="text, token ids, a list of texts or a list of lists of token ids")
@@ -86,7 +93,7 @@ class ChatMessage(Strict):
     name: str | None = Field(default=None, description="for the chat template, which may do nothing with it")
 
 
-class ChatRequest(SamplingFields, UnusedFields):
+class ChatRequest(SamplingFields, ChoiceFields, UnusedFields):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(description="the conversation so far, rendered by the model's chat template")

@@ -126,7 +126,7 @@ async def ran(request_id: PathId, request: Request) -> Response:
 @router.delete("/v1/requests/{request_id}")
 @router.post("/v1/requests/{request_id}/cancel")
 async def cancel(request_id: PathId, request: Request) -> Response:
-    """End the request now, unless it has ended; of several prompts, all. The answer is that of GET.
+    """End the request now, unless it has ended; of several choices, all. The answer is that of GET.
 
     With BLOCKRELAY_ACCEPT_REPLICAS it is 503 while too few replicas of Redis have that end; ask again then.
     """

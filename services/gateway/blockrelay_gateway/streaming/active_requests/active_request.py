@@ -45,7 +45,7 @@ class ActiveRequest:
         return self.acceptance.request_id
 
     def public_id(self, prefix: Prefix = "req") -> str:
-        """The id that clients use. With another prefix than `req`, it names all prompts of one body together."""
+        """The id that clients use. With another prefix than `req`, it names all choices of one body together."""
         own = self.id if prefix == "req" else self.body.group or self.id
         return public_id(own, self.cell, prefix)
 
