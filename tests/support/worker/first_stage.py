@@ -26,14 +26,21 @@ class Stage:
     """A first stage over blocks 1 to `last` and what it needs; workers a and b are its route."""
 
     def __init__(
-        self, folder: BlockFolder, cell: Cell, *, last: int, pages: int = 50, guesser: Guesser | None = None
+        self,
+        folder: BlockFolder,
+        cell: Cell,
+        *,
+        last: int,
+        pages: int = 50,
+        guesser: Guesser | None = None,
+        max_rows: int = 64,
     ) -> None:
         client, keys, metrics = cell.client, cell.keys, WorkerMetrics(CollectorRegistry())
         self.route = tuple(cell.worker(name, stage=stage) for stage, name in enumerate("ab"))
         for worker_id in self.route:
             client.hset(keys.worker(worker_id), mapping={"node": "host", "cores": 2, "threads": 1})
         links = links_of(cell, metrics=metrics)
-        self.role = stage_role(folder, "a", split="1-2,3-5", stage=0, first=1, last=last)
+        self.role = stage_role(folder, "a", split="1-2,3-5", stage=0, first=1, last=last, max_rows=max_rows)
         self.iteration = 0
         self.table = RunTable(PagePool(layout_of(folder, 1, last), pages))
         self.batcher = FirstStageBatcher(

@@ -12,7 +12,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "length_penalty": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
@@ -65,6 +64,12 @@ _UNUSED: dict[str, Any] = dict.fromkeys((*REFUSED, *IGNORED), (Any, None))
 UnusedFields: type[Strict] = create_model("UnusedFields", __base__=Strict, **_UNUSED)
 
 
+_PROMPT_LOGPROBS = (
+    "log probabilities of each token of the prompt but the first, and of so many of the likeliest in its place, 0 to "
+    "20; not with stream or background"
+)
+
+
 class CompletionRequest(SamplingFields, UnusedFields):
     """POST /v1/completions."""
 
@@ -73,6 +78,12 @@ class CompletionRequest(SamplingFields, UnusedFields):
         default=None,
         description="log probabilities of each new token and of so many of the likeliest, 0 to 20; the "
         "chosen one is always among them",
+    )
+    prompt_logprobs: Whole | None = Field(default=None, description=_PROMPT_LOGPROBS)
+    echo: bool | None = Field(
+        default=None,
+        description="the text begins with that of the prompt, and with logprobs these begin with the prompt's; "
+        "max_tokens may be 0 then; not with stream or background",
     )
     stream_options: StreamOptions | None = Field(default=None, description="of a stream")
 
@@ -94,6 +105,8 @@ class ChatRequest(SamplingFields, UnusedFields):
     max_completion_tokens: Whole | None = Field(default=None, description="max_tokens by OpenAI's newer name")
     logprobs: bool | None = Field(default=None, description="log probabilities of each new token")
     top_logprobs: Whole | None = Field(default=None, description="with logprobs: so many of the likeliest too, 0 to 20")
+    prompt_logprobs: Whole | None = Field(default=None, description=_PROMPT_LOGPROBS)
+    echo: Literal[False] | None = Field(default=None, description="false, or leave it out")
     stream_options: StreamOptions | None = Field(default=None, description="of a stream")
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="variables of the chat template, as `date_string` of Llama's"
