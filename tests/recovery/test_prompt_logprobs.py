@@ -78,7 +78,7 @@ def test_a_client_reads_them_over_http_as_an_offline_evaluation_measures_them(st
 
 @pytest.mark.parametrize("stages", [1, 3])
 def test_kill_9_changes_no_number(start_system: StartSystem, stages: int) -> None:
-    jobs = scoring(make_jobs(9, seed=42, vocab=500, tokens=200))
+    jobs = scoring(make_jobs(9, seed=42, vocab=500, tokens=120))
     system = start_system(stages=stages)
     start_all(system, jobs)
     for stage in {0, stages - 1}:
