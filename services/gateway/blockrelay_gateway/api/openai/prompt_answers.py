@@ -6,10 +6,11 @@ from typing import Any
 
 from blockrelay.protocol.encoding.prompt_logprobs import PromptLogprobs
 from blockrelay.text.tokenizer import IncrementalText, Tokenizer
+from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 
 #: Estimated bytes that one number of an answer takes here, with its token's id and text, until it is sent.
-BYTES_A_VALUE = 400
+BYTES_A_VALUE = 600
 #: Returns the name of a token by its id, as completions list it.
 NameOf = Callable[[int], str]
 
@@ -24,12 +25,12 @@ class EchoedPrompt:
     """For each token the number of characters before its own text."""
 
 
-def answer_bytes(requests: Sequence[ActiveRequest]) -> int:
-    """Estimates the memory of an answer that lists the prompts of `requests`; 0 where nobody asked for numbers."""
+def answer_bytes(requests: Sequence[ActiveRequest | AdmissionRequest]) -> int:
+    """Estimates the memory of an answer that lists the prompts of `requests`; 0 where they ask for no numbers."""
     values = sum(
-        active.body.prompt.size * (active.params.prompt_logprobs + 1)
-        for active in requests
-        if active.params.prompt_logprobs is not None
+        int(one.body.prompt.size) * (one.params.prompt_logprobs + 1)
+        for one in requests
+        if one.params.prompt_logprobs is not None
     )
     return values * BYTES_A_VALUE
 

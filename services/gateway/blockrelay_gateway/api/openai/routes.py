@@ -61,6 +61,8 @@ async def _answer(request: Request, body: Text, form_of: type[OpenAIFormat]) -> 
     after = starting_after(
         request.headers.get(LAST_EVENT_ID), [one.request_id for one in requests], streamed=body.stream
     )
+    share = BodyShare(gateway.bodies)
+    share.check(answer_bytes(requests))
     accepted = await submit(request, requests)
     if accepted is None:
         return Response(status_code=499)
@@ -85,9 +87,8 @@ async def _answer(request: Request, body: Text, form_of: type[OpenAIFormat]) -> 
     for answer in collected:
         if answer.end is not None and (error := failure(answer.end)):
             return JsonAnswer(error_body(error), status_code=status_of(error), headers={**headers, **headers_of(error)})
-    share, size = BodyShare(gateway.bodies), answer_bytes(readers.requests)
     try:
-        if size:
+        if size := answer_bytes(readers.requests):
             await share.wait(size, ANSWER_ROOM_S)
         return await by_size(size, lambda: JsonAnswer(form.whole(collected, readers.requests), headers=headers))
     finally:
