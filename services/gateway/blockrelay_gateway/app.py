@@ -22,6 +22,7 @@ from blockrelay_gateway.api.operations import routes as ops_routes
 from blockrelay_gateway.api.operations.scrape import Scrape
 from blockrelay_gateway.api.requests import routes as request_routes
 from blockrelay_gateway.api.state import Gateway
+from blockrelay_gateway.api.tokenizer import routes as tokenizer_routes
 from blockrelay_gateway.api.unread import RefusedUnread
 from blockrelay_gateway.build import build
 from blockrelay_gateway.cells.cell import Cell
@@ -35,7 +36,13 @@ from blockrelay_gateway.http.origins import Origins
 from blockrelay_gateway.http.targets import Targets
 from blockrelay_gateway.policy import KEY_FILE_POLL_S, READY_POLL_S
 
-ROUTERS = (openai_routes.router, infer_routes.router, request_routes.router, ops_routes.router)
+ROUTERS = (
+    openai_routes.router,
+    tokenizer_routes.router,
+    infer_routes.router,
+    request_routes.router,
+    ops_routes.router,
+)
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:

@@ -55,6 +55,8 @@ CPU_MAX_ROWS = 1 << 14
 RANK_MAX_ROWS = 1 << 12
 #: Most tokens of a batch, and most requests, with ONNX Runtime: as many as tests cover.
 ONNX_MAX_ROWS = 1 << 12
+#: Most rows of a batch whose logits score tokens of prompts: those of a vocabulary of 128,000 take 125 MiB.
+SCORED_ROWS = 1 << 8
 
 # Devices
 

@@ -35,7 +35,7 @@ MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 class SamplingParams:
     """Sampling fields of one request.
 
-    max_tokens      new tokens at most; 0 = none (a tensor step wants logits only)
+    max_tokens      new tokens at most; 0 = none (only logits, or log probabilities of the prompt, are wanted)
     temperature     0 = greedy (then top_k, top_p, min_p and seed change nothing)
     top_k           keep the k most likely tokens; 0 = all
     top_p           then keep the smallest set whose probability reaches top_p; 1 = all
@@ -45,6 +45,7 @@ class SamplingParams:
     stop_token_ids  tokens that end the text besides the model's EOS ids
     ignore_eos      the model's EOS ids do not end the text
     logprobs        None = none; n = log probability of each new token and of the n most likely ones
+    prompt_logprobs the same of each token of the prompt but the first (`encoding.prompt_logprobs`)
     logit_bias      tokens and what is added to their logits, -100 to 100
     presence_penalty, frequency_penalty
                     taken from the logits of generated tokens: once, and for each time that they came; -2 to 2
@@ -68,6 +69,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -100,6 +102,8 @@ class SamplingParams:
                 raise BadRequest(f"{name} must be true or false, not {value!r}", param=name)
         if self.logprobs is not None:
             check_logprobs(self.logprobs)
+        if self.prompt_logprobs is not None:
+            check_logprobs(self.prompt_logprobs, param="prompt_logprobs")
         _check_bias(self.logit_bias)
         for name in ("presence_penalty", "frequency_penalty"):
             _number(name, getattr(self, name), -MAX_PENALTY, MAX_PENALTY)

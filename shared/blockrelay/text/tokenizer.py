@@ -102,6 +102,19 @@ class Tokenizer:
         decoder = IncrementalText(self)
         return "".join(decoder.push(token) for token in tokens) + decoder.finish()
 
+    def spell(self, tokens: Iterable[int]) -> str:
+        """Returns the text of `tokens` with the names of special tokens. What is not complete UTF-8 becomes U+FFFD.
+
+        Encoding it again without adding special tokens gives the same text, and mostly the same tokens.
+        """
+        text = b"".join(map(self.bytes.shown, tokens)).decode("utf-8", "replace")
+        spaces = len(text) - len(text.lstrip(" "))
+        return text[min(spaces, self.bytes.strip_start) :]
+
+    def name_of(self, token: int) -> str:
+        """Returns a token as the vocabulary spells it, such as `Ġthe`; empty for an id that the tokenizer lacks."""
+        return self._library.id_to_token(token) or ""
+
     def stop_ids(self, stop: Iterable[str]) -> tuple[int, ...]:
         """Returns the ids of the special tokens that are spelled like one of the strings in `stop`.
 

@@ -38,13 +38,14 @@ class Stage:
         pages: int = 50,
         guesser: Guesser | None = None,
         cached: bool = False,
+        max_rows: int = 64,
     ) -> None:
         client, keys, metrics = cell.client, cell.keys, WorkerMetrics(CollectorRegistry())
         self.route = tuple(cell.worker(name, stage=stage) for stage, name in enumerate("ab"))
         for worker_id in self.route:
             client.hset(keys.worker(worker_id), mapping={"node": "host", "cores": 2, "threads": 1})
         links = links_of(cell, metrics=metrics)
-        self.role = stage_role(folder, "a", split="1-2,3-5", stage=0, first=1, last=last)
+        self.role = stage_role(folder, "a", split="1-2,3-5", stage=0, first=1, last=last, max_rows=max_rows)
         self.iteration = 0
         pool = PagePool(layout_of(folder, 1, last), pages)
         cache = PrefixCache(pool, model_hash="m", numerics="n", metrics=metrics) if cached else None

@@ -39,6 +39,8 @@ from blockrelay.protocol.sampling_params import SamplingParams, check_prompt, de
         ("ignore_eos", 1),
         ("logprobs", 21),
         ("logprobs", -1),
+        ("prompt_logprobs", 21),
+        ("prompt_logprobs", True),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_the_name_of_its_field(field: str, value: Any) -> None:
@@ -51,7 +53,7 @@ def test_a_value_out_of_range_is_refused_by_the_name_of_its_field(field: str, va
 def test_parameters_survive_a_message() -> None:
     params = SamplingParams(
         max_tokens=7, temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=-5, stop=("a", "b"), stop_token_ids=(4,),
-        ignore_eos=True, logprobs=2,
+        ignore_eos=True, logprobs=2, prompt_logprobs=0,
     )  # fmt: skip
     assert SamplingParams.from_dict(json.loads(json.dumps(params.to_dict()))) == params
     assert SamplingParams.from_dict(SamplingParams().to_dict()) == SamplingParams()

@@ -37,6 +37,8 @@ from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest
 from blockrelay_gateway.api.openai.strictness import ignored_fields
 from blockrelay_gateway.api.request_builder import RequestBuilder
 from blockrelay_gateway.api.structured_output import StructuredOutput
+from blockrelay_gateway.api.tokenizer.answers import TokenizerAnswer, detokenized, tokenized
+from blockrelay_gateway.api.tokenizer.schemas import DetokenizeRequest, TokenizeRequest
 from blockrelay_gateway.http.errors import from_validation, unreadable
 
 #: Limits of the lists in a request, by field: the largest number of items, and what the items are called.
@@ -66,6 +68,8 @@ class Text:
     background: bool = False
     return_token_ids: bool = False
     stream_options: StreamOptions | None = None
+    echo: bool = False
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +131,30 @@ class BodyReader:
         """Reads a body of POST /v1/chat/completions."""
         try:
             parsed = _parsed(raw)
-            if (count := _count(parsed, "messages")) > (context := self.builder.model.max_position):
-                message = f"messages has {count} of them, and the model's context is {context} tokens"
-                raise ContextLengthExceeded(message, param="messages")
+            self._check_messages(parsed)
             body = _validated(ChatRequest, parsed)
             del parsed
             ignored = ignored_fields(body, strict=sender.headers.strict)
             requests = self.openai.chat(body, sender.headers, self._identify(body, sender, "chat"))
             return Read(content=_text(body, requests, ignored, body.stream_options))
+        except BlockrelayError as error:
+            return _refused(error)
+
+    def tokenize(self, raw: bytes, sender: RequestOrigin) -> Read[TokenizerAnswer]:
+        """Reads a body of POST /tokenize, and answers it."""
+        try:
+            parsed = _parsed(raw)
+            self._check_messages(parsed)
+            body = _validated(TokenizeRequest, parsed)
+            del parsed
+            return Read(content=tokenized(self.openai, body, strict=sender.headers.strict))
+        except BlockrelayError as error:
+            return _refused(error)
+
+    def detokenize(self, raw: bytes, sender: RequestOrigin) -> Read[TokenizerAnswer]:
+        """Reads a body of POST /detokenize, and answers it."""
+        try:
+            return Read(content=detokenized(self.openai, _validated(DetokenizeRequest, _parsed(raw))))
         except BlockrelayError as error:
             return _refused(error)
 
@@ -168,6 +188,12 @@ class BodyReader:
             return Read(content=content, session_id=session, name=name)
         except BlockrelayError as error:
             return _refused(error, session=session, name=name)
+
+    def _check_messages(self, parsed: object) -> None:
+        """Raises ContextLengthExceeded for more messages than the context has tokens: validating them takes long."""
+        if (count := _count(parsed, "messages")) > (context := self.builder.model.max_position):
+            message = f"messages has {count} of them, and the model's context is {context} tokens"
+            raise ContextLengthExceeded(message, param="messages")
 
     def _infer(self, body: InferRequest, sender: RequestOrigin) -> Text | Tensors:
         who = self._identify(body, sender, "infer")
@@ -268,6 +294,8 @@ def _text(
         background=bool(body.background),
         return_token_ids=bool(body.return_token_ids),
         stream_options=options,
+        echo=bool(getattr(body, "echo", None)),
+        prompt_logprobs=getattr(body, "prompt_logprobs", None),
     )
 
 

@@ -108,24 +108,28 @@ class RequestBuilder:
         max_tokens: int | None,
         logprobs: int | None,
         headers: ClientHeaders,
+        prompt_logprobs: int | None = None,
+        fewest_tokens: int = 1,
         open_ended: bool = False,
         names: FieldNames = FieldNames(),  # frozen
     ) -> AdmissionRequest:
         """Builds a request for text from `fields`, which all APIs spell the same, and the encoded `prompt`.
 
         `name` has the request's id. `logprobs` is the number of alternatives for each token; None: none are computed.
-        `max_tokens` is a ceiling: the limit in force is also bounded by `max_tokens_limit` and by the context's room
-        behind the prompt. An `open_ended` request may use the rest of the context if client, model and settings name
-        no limit.
+        `prompt_logprobs` is the same for the tokens of the prompt.
+        `max_tokens` is a ceiling, of `fewest_tokens` at least: the limit in force is also bounded by `max_tokens_limit`
+        and by the context's room behind the prompt. An `open_ended` request may use the rest of the context if client,
+        model and settings name no limit.
         """
         context = self.model.max_position
-        if max_tokens is not None and max_tokens < 1:
-            raise BadRequest(f"{names.max_tokens} must be at least 1, not {max_tokens}", param=names.max_tokens)
+        if max_tokens is not None and max_tokens < fewest_tokens:
+            least = f"must be at least {fewest_tokens}, not {max_tokens}"
+            raise BadRequest(f"{names.max_tokens} {least}", param=names.max_tokens)
         if logprobs is not None:
             check_logprobs(logprobs, param=names.logprobs)
         stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
-        named = max_tokens or self.generation.max_tokens or self.default_max_tokens
-        limit = named or (context if open_ended else EXPECTED_TOKENS)
+        named = self.generation.max_tokens or self.default_max_tokens if max_tokens is None else max_tokens
+        limit = (context if open_ended else EXPECTED_TOKENS) if named is None else named
         grammar, grammar_id = self.structured.grammar_of(fields)
         params = SamplingParams(
             max_tokens=min(limit, self.max_tokens_limit or limit, max(1, context - len(prompt))),
@@ -139,6 +143,7 @@ class RequestBuilder:
             ignore_eos=bool(fields.ignore_eos),
             use_cache=fields.use_cache is not False,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             logit_bias=_bias(fields.logit_bias or {}),
             presence_penalty=_first(fields.presence_penalty, 0.0),
             frequency_penalty=_first(fields.frequency_penalty, 0.0),

@@ -18,6 +18,7 @@ from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.kernels.specification import PAGE
 from blockrelay_worker.kv.run_table import RunTable
 from blockrelay_worker.runs.run import FirstStageState, LastStageState, LaterStageState, Run, RunTrace
+from blockrelay_worker.sampling.prompt_scores import PromptScores
 from blockrelay_worker.sampling.stop_conditions import Progress, advance
 from blockrelay_worker.scheduling.later_stage import Refusal
 from blockrelay_worker.transport.redis_links import Links
@@ -225,7 +226,9 @@ class Intake:
         last = None
         if self._role.last_stage:
             known_before = len(tokens) if reruns else None
-            last = LastStageState(progress=progress, committed=len(committed), known_before=known_before)
+            listed, vocabulary = params.prompt_logprobs, self._model.vocab_size
+            scores = None if listed is None else PromptScores(body.prompt, listed, vocab_size=vocabulary)
+            last = LastStageState(progress=progress, scores=scores, committed=len(committed), known_before=known_before)
         return Run(
             request_id=request_id,
             run_id=run_id,

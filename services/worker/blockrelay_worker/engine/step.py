@@ -19,7 +19,7 @@ from blockrelay.protocol.plan import CPU, GPU
 from blockrelay_worker.engine.block_meter import BlockMeter
 from blockrelay_worker.engine.care import Care
 from blockrelay_worker.engine.quarantine import Quarantine, is_quarantined, separated
-from blockrelay_worker.engine.rows.batch_builder import batch_of, split, wanted_rows
+from blockrelay_worker.engine.rows.batch_builder import batch_of, split, wanted_rows, within_logits
 from blockrelay_worker.engine.rows.forward_builder import Part, forwards
 from blockrelay_worker.engine.rows.spoiled_rows import SpoiledRows
 from blockrelay_worker.engine.run_endings import Endings
@@ -103,7 +103,8 @@ class Steps:
         self.blocks = BlockMeter(role.first)
 
     def run(self, work: list[Work]) -> None:
-        """Runs one step on `work`: one batch for each quarantined request, then one for all others.
+        """Runs one step on `work`: one batch for each quarantined request, then one for all others, or a few that score
+        prompts.
 
         A failed batch raises nothing: it ends or moves requests, and a device that is gone sets `lost`. ExecutionError
         is raised only if the device works, but cannot read the KV pages of a request that became NaN or infinite, and
@@ -111,7 +112,8 @@ class Steps:
         the action of each state returns the event that leads to the next one.
         """
         self._number += 1
-        self._batches.extend(separated(work))
+        for batch in separated(work):
+            self._batches.extend(within_logits(batch))
         while (event := self._actions[self._state.state]()) is not None:
             self._state.on(event)
 

@@ -7,7 +7,8 @@ import numpy as np
 from blockrelay.errors import GrammarEnded
 from blockrelay.observability.metrics.worker import WorkerMetrics
 from blockrelay.protocol.messages import Commit
-from blockrelay_worker.engine.rows.commit_builder import draws_of, next_tokens, tensor_end
+from blockrelay_worker.engine.rows.batch_builder import scored_rows
+from blockrelay_worker.engine.rows.commit_builder import draws_of, end_without_token, next_tokens
 from blockrelay_worker.engine.run_endings import Endings
 from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.selection import LogitRows
@@ -39,18 +40,24 @@ class TokenCommits:
     def commit(self, parts: list[tuple[Work, LogitRows]], bad: set[str]) -> None:
         """Chooses the next tokens from the wanted logits of each Work and hands them to the committer.
 
-        Requests in `bad` are left out. The logits of a tensor step are collected, and stored once it is complete.
+        Requests in `bad` are left out. The logits of a tensor step are collected, and stored once it is complete. Rows
+        that score the tokens of a prompt give numbers, which the end of the request has.
         """
         drawn: list[tuple[Work, list[Draw]]] = []
         for item, logits in parts:
             run = item.run
             if run.request_id in bad or run.last is None:
                 continue
+            if (scores := run.last.scores) is not None and (scored := len(scored_rows(item))):
+                scores.add(logits[:scored], self._sample)
+                logits = logits[scored:]
             if run.body.logits != "none":
                 if len(logits):
                     run.last.logits.append(np.array(logits))
                 if item.samples:
-                    self._results.submit(run.last.logits, tensor_end(run, self._role))
+                    self._results.submit(run.last.logits, end_without_token(run, self._role))
+            elif item.samples and not run.params.max_tokens:
+                self._committer.submit([end_without_token(run, self._role)])
             elif item.samples:
                 run.forget_from(item.known_end)  # a later stage learned the drafts with their rows
                 try:

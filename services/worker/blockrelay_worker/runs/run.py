@@ -12,9 +12,11 @@ from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.grammars import GrammarState
 from blockrelay_worker.kernels.specification import PAGE
+from blockrelay_worker.policy import SCORED_ROWS
 from blockrelay_worker.runs.kv_state import KvState
 from blockrelay_worker.sampling.logit_changes import TokenCounts
 from blockrelay_worker.sampling.prompt_lookup import Drafter, KnownTokens, right_drafts
+from blockrelay_worker.sampling.prompt_scores import PromptScores
 from blockrelay_worker.sampling.stop_conditions import Progress
 
 #: Batches of a run whose block seconds are summed at a time.
@@ -68,6 +70,8 @@ class LastStageState:
     """Decides where the request ends; None for a tensor step, which collects `logits`."""
     counts: TokenCounts | None = None
     """Counts the tokens of a request that changes logits; None before its first draw."""
+    scores: PromptScores | None = None
+    """Scores the tokens of the prompt; None for a request that does not ask for their log probabilities."""
     committed: int = 0
     """Tokens that were handed to COMMIT."""
     known_before: int | None = None
@@ -215,6 +219,12 @@ class Run:
         return 0 if self.ended or self.kv.loading else len(self._tokens) - self.kv.computed
 
     @property
+    def step_tokens(self) -> int:
+        """Number of tokens that one step may compute now: `missing`, or fewer while the prompt's tokens are scored."""
+        scores = self.params.prompt_logprobs is not None and self.kv.computed < self.prompt_length - 1
+        return min(self.missing, SCORED_ROWS) if scores else self.missing
+
+    @property
     def quarantined(self) -> bool:
         """True if the next tokens must be computed alone, in quarantine."""
         return self.kv.computed < self.quarantined_until
@@ -229,6 +239,12 @@ class Run:
         """Number of leading tokens whose KV may be reused instead of computed, since their logits are not wanted."""
         before_last = len(self._tokens) - 1
         known = min(before_last, self.body.prior) if self.body.logits == "all" else before_last
+        if self.params.prompt_logprobs is not None:
+            scores = None if self.last is None else self.last.scores
+            if scores is None:
+                known = 0  # the last stage, elsewhere, needs every row
+            elif not scores.complete:
+                known = min(known, scores.known)
         limit = self.reusable_limit
         return known if limit is None else min(known, limit)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A run with `missing` >= 1 tokens to compute; `last_step` is the number of the step that last computed some."""
+    """A run with `missing` >= 1 tokens that a step may compute; `last_step` is the step that last computed some."""
 
     request_id: str
     missing: int

@@ -56,7 +56,7 @@ class FirstStageBatcher:
         if not runs:
             return []
         candidates = {
-            r.request_id: Candidate(r.request_id, r.missing, r.quarantined, r.last_step)
+            r.request_id: Candidate(r.request_id, r.step_tokens, r.quarantined, r.last_step)
             for r in self._apart(self._ready(runs))
         }
         everything = self._runs.all()
@@ -106,7 +106,8 @@ class FirstStageBatcher:
         rows_left = limits.max_rows - sum(chosen.values())
         for request_id, run in runs.items():  # oldest first, so that no run of this batch is preempted for a later one
             rows = chosen.get(request_id, 0)
-            if not rows or run.missing != candidates[request_id].missing or not self._grow(run, run.computed + rows):
+            unchanged = run.step_tokens == candidates[request_id].missing if rows else False
+            if not unchanged or not self._grow(run, run.computed + rows):
                 continue  # not its turn, preempted just now, or no page left
             end = run.computed + rows
             samples = end == len(run.tokens)

@@ -26,6 +26,7 @@ class ChatTemplate:
         `special_tokens` has the text of the model's special tokens by their names in templates, such as `bos_token`;
         other names stay undefined in the template.
         """
+        self.source = source
         self._template = compiled(template_environment(), source)
         self._special = dict(special_tokens)
         self._forms = MessageForms.of(lambda messages: self._fill(messages, {}), constants(source))

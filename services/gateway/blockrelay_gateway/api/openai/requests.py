@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from blockrelay.errors import BadRequest
+from blockrelay.protocol.encoding.prompt_logprobs import MAX_PROMPT_VALUES
 from blockrelay.protocol.messages import MAX_CHOICES
+from blockrelay.protocol.sampling_params import check_logprobs
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Identity
 from blockrelay_gateway.api.client_headers import ClientHeaders
@@ -36,11 +38,22 @@ class OpenAIRequests:
         prompts = self._prompts(request.prompt)
         n = choices_of(request, prompts=len(prompts))
         names = who.names(len(prompts) * n)
+        scored = request.logprobs if request.echo else None
+        if request.echo:
+            _check_whole(request, "echo")
+        prompt_logprobs = _prompt_logprobs(request, prompts * n, echoed=scored)
         requests: list[AdmissionRequest] = []
         for index, prompt in enumerate(prompts):
             own = names[index * n : (index + 1) * n]
             first = self.builder.text(
-                request, own[0], prompt, max_tokens=request.max_tokens, logprobs=request.logprobs, headers=headers
+                request,
+                own[0],
+                prompt,
+                max_tokens=request.max_tokens,
+                logprobs=request.logprobs,
+                prompt_logprobs=prompt_logprobs,
+                fewest_tokens=0 if request.echo else 1,
+                headers=headers,
             )
             requests += with_siblings(first, own)
         return requests
@@ -54,26 +67,13 @@ class OpenAIRequests:
         if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
             raise BadRequest("max_tokens and max_completion_tokens contradict each other", param="max_tokens")
         newer = request.max_completion_tokens is not None
-        if self.template is None or self.builder.tokenizer is None:
-            raise BadRequest("the model has no chat template: use /v1/completions", param="messages")
-        if not request.messages:
-            raise BadRequest("messages is empty", param="messages")
-        messages = [_message(message, index) for index, message in enumerate(request.messages)]
-        answers, continues = request.add_generation_prompt is not False, bool(request.continue_final_message)
-        if continues:
-            _check_continued(messages, answers=answers)
-        text = self.template.render(
-            messages,
-            keyed=bool(who.fingerprint),
-            answers=answers,
-            continues=continues,
-            variables=request.chat_template_kwargs or {},
-        )
-        names = who.names(choices_of(request))
+        prompt = self.chat_prompt(request, keyed=bool(who.fingerprint))
+        names = who.names(n := choices_of(request))
         first = self.builder.text(
             request,
             names[0],
-            self.builder.encode(text, "messages", add_special_tokens=False),
+            prompt,
+            prompt_logprobs=_prompt_logprobs(request, [prompt] * n),
             max_tokens=request.max_completion_tokens if newer else request.max_tokens,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             headers=headers,
@@ -85,6 +85,29 @@ class OpenAIRequests:
             ),
         )
         return with_siblings(first, names)
+
+    def chat_prompt(self, request: ChatRequest, *, keyed: bool = False, add_special_tokens: bool = False) -> list[int]:
+        """Renders the messages of a chat by the model's template, and returns the token ids of the prompt.
+
+        A `keyed` request has the same prompt on every day. `add_special_tokens` adds those of the tokenizer to what the
+        template writes, which has its own. Raises BadRequest without a template, and for messages that it refuses.
+        """
+        if self.template is None or self.builder.tokenizer is None:
+            raise BadRequest("the model has no chat template: use /v1/completions", param="messages")
+        if not request.messages:
+            raise BadRequest("messages is empty", param="messages")
+        messages = [_message(message, index) for index, message in enumerate(request.messages)]
+        answers, continues = request.add_generation_prompt is not False, bool(request.continue_final_message)
+        if continues:
+            _check_continued(messages, answers=answers)
+        text = self.template.render(
+            messages,
+            keyed=keyed,
+            answers=answers,
+            continues=continues,
+            variables=request.chat_template_kwargs or {},
+        )
+        return self.builder.encode(text, "messages", add_special_tokens=add_special_tokens)
 
     def _prompts(self, prompt: object) -> list[list[int]]:
         """The token ids of each prompt in the field `prompt`. Raises BadRequest."""
@@ -118,6 +141,32 @@ class OpenAIRequests:
 def _check_stream_options(request: CompletionRequest | ChatRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options needs stream: true", param="stream_options")
+
+
+def _prompt_logprobs(
+    request: CompletionRequest | ChatRequest, prompts: Sequence[Sequence[int]], *, echoed: int | None = None
+) -> int | None:
+    """Returns how many alternatives workers list for each token of the prompts; None: they compute none.
+
+    `prompts` has the prompt of each choice. `echoed` are those that an echo shows, None for none. Raises BadRequest for a request that cannot have them, and for
+    more numbers than an answer may have.
+    """
+    if request.prompt_logprobs is not None:
+        check_logprobs(request.prompt_logprobs, param="prompt_logprobs")
+        _check_whole(request, "prompt_logprobs")
+    listed = max((one for one in (request.prompt_logprobs, echoed) if one is not None), default=None)
+    if listed is not None and (values := (listed + 1) * sum(map(len, prompts))) > MAX_PROMPT_VALUES:
+        param = "prompt_logprobs" if listed == request.prompt_logprobs else "logprobs"
+        message = f"{param} would have {values} numbers for the prompt, and an answer at most {MAX_PROMPT_VALUES}"
+        raise BadRequest(f"{message}: send fewer or shorter prompts, or ask for fewer", param=param)
+    return listed
+
+
+def _check_whole(request: CompletionRequest | ChatRequest, param: str) -> None:
+    """Raises BadRequest for a request with the field `param` whose answer comes in parts or later."""
+    for name in ("stream", "background"):
+        if getattr(request, name):
+            raise BadRequest(f"{param} with {name} is not supported: leave out {name}", param=param)
 
 
 def _check_continued(messages: Sequence[Mapping[str, Any]], *, answers: bool) -> None:

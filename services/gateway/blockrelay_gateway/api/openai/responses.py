@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from blockrelay.errors import BlockrelayError
 from blockrelay.protocol.messages import TokenLogprobs
 from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_gateway.api.openai.prompt_answers import by_token, echoed, legacy_lists, scores_of
 from blockrelay_gateway.http.errors import error_body
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.deltas import CollectedAnswer, Delta, finish_reason
@@ -28,6 +29,10 @@ class ResponseOptions:
     continuous_usage: bool = False
     """Every event of a stream has the token counts so far."""
     return_token_ids: bool = False
+    echo: bool = False
+    """A completion begins with its prompt."""
+    prompt_logprobs: int | None = None
+    """Number of alternatives that are listed for each token of the prompt; None: no token is listed."""
 
 
 def usage(requests: Sequence[ActiveRequest]) -> dict[str, Any]:
@@ -129,6 +134,12 @@ class OpenAIFormat(ResponseFormat):
         """The fields of a choice with the text of the answer and its log probabilities."""
         raise NotImplementedError
 
+    def _of_prompt(self, active: ActiveRequest) -> dict[str, Any]:
+        """The field `prompt_logprobs`, if the client asked for it."""
+        if (listed := self._options.prompt_logprobs) is None:
+            return {}
+        return {"prompt_logprobs": by_token(active.body.prompt.tolist(), scores_of(active), listed, self._tokenizer)}
+
     def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
         """The answer without streaming, with one choice for each of `requests`; every request has ended well."""
         choices = [
@@ -200,7 +211,23 @@ class CompletionFormat(OpenAIFormat):
 
     def _content(self, answer: CollectedAnswer, active: ActiveRequest) -> dict[str, Any]:
         tokens = answer.tokens if active.params.logprobs is not None else []
-        return {"text": answer.text, "logprobs": self._logprobs(tokens)}
+        content = {"text": answer.text, "logprobs": self._logprobs(tokens)}
+        if self._options.echo:
+            content |= self._echo(content, active)
+        return content | self._of_prompt(active)
+
+    def _echo(self, content: dict[str, Any], active: ActiveRequest) -> dict[str, Any]:
+        """The `content` of a choice behind the prompt: its text, and the log probabilities that it asks for."""
+        prompt: list[int] = active.body.prompt.tolist()
+        echo = echoed(self._tokenizer, prompt)
+        shown: dict[str, Any] = {"text": echo.text + content["text"]}
+        if (listed := active.params.logprobs) is not None:
+            both = legacy_lists(prompt, echo, scores_of(active), listed, self._name)
+            behind: dict[str, list[Any]] = content["logprobs"] or {}
+            for name, values in behind.items():
+                both[name] += [len(echo.text) + value for value in values] if name == "text_offset" else values
+            shown["logprobs"] = both
+        return shown
 
     def _logprobs(self, deltas: Sequence[Delta]) -> dict[str, Any] | None:
         known = [(delta, delta.logprobs, delta.token) for delta in deltas]
@@ -225,6 +252,10 @@ class ChatFormat(OpenAIFormat):
 
     prefix = "chatcmpl"
     object_name, chunk_name = "chat.completion", "chat.completion.chunk"
+
+    def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
+        """The answer without streaming (see `OpenAIFormat.whole`), with the prompt's log probabilities if asked for."""
+        return super().whole(answers, requests) | self._of_prompt(requests[0])
 
     def opening(self, active: ActiveRequest) -> dict[str, Any] | None:
         """The first event: the role of the message, without content."""

@@ -7,6 +7,7 @@ from blockrelay.observability import logs
 from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.body_route import OwnBodyRoute, described_by
+from blockrelay_gateway.api.openai.prompt_answers import answer_bytes
 from blockrelay_gateway.api.openai.responses import (
     ChatFormat,
     CompletionFormat,
@@ -18,8 +19,11 @@ from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest
 from blockrelay_gateway.api.openai.strictness import header, label
 from blockrelay_gateway.api.reading import BodyReader, Text
 from blockrelay_gateway.api.submitting import submit
+from blockrelay_gateway.helpers.offload import by_size
 from blockrelay_gateway.http import openapi, sse
+from blockrelay_gateway.http.body_budget import BodyShare
 from blockrelay_gateway.http.errors import JsonAnswer, error_body, headers_of, status_of
+from blockrelay_gateway.policy import ANSWER_ROOM_S
 from blockrelay_gateway.streaming.deltas import failure
 from blockrelay_gateway.streaming.event_ids import HEADER as LAST_EVENT_ID
 from blockrelay_gateway.streaming.event_ids import starting_after
@@ -50,11 +54,15 @@ async def _answer(request: Request, body: Text, form_of: type[OpenAIFormat]) -> 
         include_usage=bool(stream_options.include_usage),
         continuous_usage=bool(stream_options.continuous_usage_stats),
         return_token_ids=body.return_token_ids or gateway.served.tokenizer is None,
+        echo=body.echo,
+        prompt_logprobs=body.prompt_logprobs,
     )
     form = form_of(gateway.served.name, gateway.served.tokenizer, options)
     after = starting_after(
         request.headers.get(LAST_EVENT_ID), [one.request_id for one in requests], streamed=body.stream
     )
+    share = BodyShare(gateway.bodies)
+    share.check(answer_bytes(requests))
     accepted = await submit(request, requests)
     if accepted is None:
         return Response(status_code=499)
@@ -79,4 +87,9 @@ async def _answer(request: Request, body: Text, form_of: type[OpenAIFormat]) -> 
     for answer in collected:
         if answer.end is not None and (error := failure(answer.end)):
             return JsonAnswer(error_body(error), status_code=status_of(error), headers={**headers, **headers_of(error)})
-    return JsonAnswer(form.whole(collected, readers.requests), headers=headers)
+    try:
+        if size := answer_bytes(readers.requests):
+            await share.wait(size, ANSWER_ROOM_S)
+        return await by_size(size, lambda: JsonAnswer(form.whole(collected, readers.requests), headers=headers))
+    finally:
+        share.give_back()

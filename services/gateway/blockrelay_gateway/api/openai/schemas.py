@@ -10,7 +10,6 @@ from blockrelay_gateway.api.common_schemas import SamplingFields, Strict, Whole
 #: The values of each field that leave the text as it is; all others are refused.
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
@@ -62,6 +61,12 @@ _UNUSED: dict[str, Any] = dict.fromkeys((*REFUSED, *IGNORED), (Any, None))
 UnusedFields: type[Strict] = create_model("UnusedFields", __base__=Strict, **_UNUSED)
 
 
+_PROMPT_LOGPROBS = (
+    "log probabilities of each token of the prompt but the first, and of so many of the likeliest in its place, 0 to "
+    "20; not with stream or background"
+)
+
+
 class ChoiceFields(Strict):
     """The fields of OpenAI's APIs that ask for several answers to a prompt."""
 
@@ -79,6 +84,12 @@ class CompletionRequest(SamplingFields, ChoiceFields, UnusedFields):
         default=None,
         description="log probabilities of each new token and of so many of the likeliest, 0 to 20; the "
         "chosen one is always among them",
+    )
+    prompt_logprobs: Whole | None = Field(default=None, description=_PROMPT_LOGPROBS)
+    echo: bool | None = Field(
+        default=None,
+        description="the text begins with that of the prompt, and with logprobs these begin with the prompt's; "
+        "max_tokens may be 0 then; not with stream or background",
     )
     stream_options: StreamOptions | None = Field(default=None, description="of a stream")
 
@@ -100,6 +111,8 @@ class ChatRequest(SamplingFields, ChoiceFields, UnusedFields):
     max_completion_tokens: Whole | None = Field(default=None, description="max_tokens by OpenAI's newer name")
     logprobs: bool | None = Field(default=None, description="log probabilities of each new token")
     top_logprobs: Whole | None = Field(default=None, description="with logprobs: so many of the likeliest too, 0 to 20")
+    prompt_logprobs: Whole | None = Field(default=None, description=_PROMPT_LOGPROBS)
+    echo: Literal[False] | None = Field(default=None, description="false, or leave it out")
     stream_options: StreamOptions | None = Field(default=None, description="of a stream")
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="variables of the chat template, as `date_string` of Llama's"

@@ -97,21 +97,22 @@ def next_tokens(run: Run, drafts: Sequence[int], sampled: Sequence[Sampled], rol
     )
 
 
-def tensor_end(run: Run, role: StageRole) -> Commit:
-    """The commit that ends a tensor step. Sets `run.ended`.
+def end_without_token(run: Run, role: StageRole) -> Commit:
+    """The commit that ends a tensor step, or a request for 0 tokens. Sets `run.ended`.
 
-    It has no token. Store the result on the payload Redis before it is committed.
+    It has no token. Store the result of a tensor step on the payload Redis before it is committed.
     """
-    run.ended = True
+    run.ended, end = True, "length" if run.body.logits == "none" else "tensor"
     return Commit(
-        request_id=run.request_id, run_id=run.run_id, position=0, tokens=(), end="tensor", meta=end_meta(run, role)
+        request_id=run.request_id, run_id=run.run_id, position=0, tokens=(), end=end, meta=end_meta(run, role)
     )
 
 
 def end_meta(run: Run, role: StageRole) -> str:
     """The metadata of the log's last entry, encoded: block times, GPU blocks, route, seed and reused prompt tokens.
 
-    With ONNX blocks of other makers also this worker's figures about its sessions.
+    With ONNX blocks of other makers also this worker's figures about its sessions, and with `prompt_logprobs` the log
+    probabilities of the prompt's tokens.
     """
     meta: dict[str, Any] = {
         "execution_times": {} if run.last is None else run.last.block_seconds(),
@@ -122,4 +123,6 @@ def end_meta(run: Run, role: StageRole) -> str:
     }
     if run.last is not None and run.last.sessions:
         meta["warm_sessions"] = {name: round(value, 3) for name, value in run.last.sessions.items()}
+    if run.last is not None and run.last.scores is not None:
+        meta["prompt_logprobs"] = run.last.scores.encode()
     return encode_end_meta(meta)

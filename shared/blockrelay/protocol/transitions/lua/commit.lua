@@ -102,7 +102,7 @@ for _, item in ipairs(ARGS.commits) do
       if item.rows then tell_rows(id, item.rows) end
       if item['end'] then
         local whole = read_record(id)
-        if item['end'] == 'tensor' then whole.steps = whole.steps + 1 end  -- it commits no token
+        if #tokens == 0 then whole.steps = whole.steps + 1 end  -- it commits no token
         endings().finish(whole, item['end'], item.meta)
       elseif fresh > 0 and string.find(r.route, ',', 1, true) and has_pages(id, r) then
         -- The next job goes to the worker of the first stage; without its inbox that worker is dead.
