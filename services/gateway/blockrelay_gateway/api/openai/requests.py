@@ -148,8 +148,8 @@ def _prompt_logprobs(
 ) -> int | None:
     """Returns how many alternatives workers list for each token of the prompts; None: they compute none.
 
-    `prompts` has the prompt of each choice. `echoed` are those that an echo shows, None for none. Raises BadRequest for a request that cannot have them, and for
-    more numbers than an answer may have.
+    `prompts` has the prompt of each choice. `echoed` are those that an echo shows, None for none. Raises BadRequest for
+    a request that cannot have them, and for more numbers than an answer may have.
     """
     if request.prompt_logprobs is not None:
         check_logprobs(request.prompt_logprobs, param="prompt_logprobs")
