@@ -63,6 +63,8 @@ class RequestBody:
     choices: int = 1  # in the request of the first prompt: how many prompts the body has
     gateway: str = ""  # id of the gateway that accepted it
     grammar_id: str = ""  # of the workers that read its grammar (`blockrelay.text.grammars`); "": it has none
+    calls: str = ""  # the form in which its text may call tools, by its name in gateways; "": its text calls none
+    shown: tuple[int, ...] = ()  # special tokens whose names are part of its text
     exact: bool = False  # never continues under another numerics id than that of its first token
     traced: bool = False  # stages write their steps to `Keys.trace`
     fallback: str = "allow"  # what happens when its GPU fails, as `encoding.fallback_policy` writes it
@@ -107,6 +109,8 @@ class RequestBody:
                 choices=count(m.get("choices", 1), limit=MAX_CHOICES) or 1,
                 gateway=text(m.get("gateway", "")),
                 grammar_id=text(m.get("grammar_id", "")),
+                calls=text(m.get("calls", "")),
+                shown=tokens(m.get("shown", [])),
                 exact=flag(m.get("exact", False)),
                 traced=flag(m.get("traced", False)),
                 fallback=checked_policy(m.get("fallback", "allow")),

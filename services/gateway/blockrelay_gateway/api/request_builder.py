@@ -109,6 +109,7 @@ class RequestBuilder:
         logprobs: int | None,
         headers: ClientHeaders,
         open_ended: bool = False,
+        calls: tuple[str, str] | None = None,
         names: FieldNames = FieldNames(),  # frozen
     ) -> AdmissionRequest:
         """Builds a request for text from `fields`, which all APIs spell the same, and the encoded `prompt`.
@@ -116,7 +117,7 @@ class RequestBuilder:
         `name` has the request's id. `logprobs` is the number of alternatives for each token; None: none are computed.
         `max_tokens` is a ceiling: the limit in force is also bounded by `max_tokens_limit` and by the context's room
         behind the prompt. An `open_ended` request may use the rest of the context if client, model and settings name
-        no limit.
+        no limit. `calls` has the grammar and its id if the answer may call tools.
         """
         context = self.model.max_position
         if max_tokens is not None and max_tokens < 1:
@@ -126,7 +127,7 @@ class RequestBuilder:
         stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
         named = max_tokens or self.generation.max_tokens or self.default_max_tokens
         limit = named or (context if open_ended else EXPECTED_TOKENS)
-        grammar, grammar_id = self.structured.grammar_of(fields)
+        grammar, grammar_id = self.structured.grammar_of(fields, calls)
         params = SamplingParams(
             max_tokens=min(limit, self.max_tokens_limit or limit, max(1, context - len(prompt))),
             temperature=_first(fields.temperature, self.generation.temperature, 1.0),

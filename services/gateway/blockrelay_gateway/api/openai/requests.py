@@ -14,6 +14,8 @@ from blockrelay_gateway.admission.idempotency import Identity
 from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
+from blockrelay_gateway.api.openai.tools.prompts import call_of
+from blockrelay_gateway.api.openai.tools.use import tool_use, with_calls
 from blockrelay_gateway.api.request_builder import FieldNames, RequestBuilder
 
 
@@ -60,15 +62,17 @@ class OpenAIRequests:
         answers, continues = request.add_generation_prompt is not False, bool(request.continue_final_message)
         if continues:
             _check_continued(messages, answers=answers)
+        use, form = tool_use(request, self.builder.structured), self.template.call_form
         text = self.template.render(
             messages,
             keyed=bool(who.fingerprint),
             answers=answers,
             continues=continues,
             variables=request.chat_template_kwargs or {},
+            tools=use.shown if use else (),
         )
         (name,) = who.names()
-        return self.builder.text(
+        asked = self.builder.text(
             request,
             name,
             self.builder.encode(text, "messages", add_special_tokens=False),
@@ -76,12 +80,14 @@ class OpenAIRequests:
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             headers=headers,
             open_ended=True,
+            calls=use.grammar(form, self.builder.structured) if use else None,
             names=FieldNames(
                 prompt="messages",
                 max_tokens="max_completion_tokens" if newer else "max_tokens",
                 logprobs="top_logprobs",
             ),
         )
+        return with_calls(asked, form, self.builder.tokenizer) if use else asked
 
     def _prompts(self, prompt: object) -> list[list[int]]:
         """The token ids of each prompt in the field `prompt`. Raises BadRequest."""
@@ -126,11 +132,17 @@ def _check_continued(messages: Sequence[Mapping[str, Any]], *, answers: bool) ->
 
 
 def _message(message: ChatMessage, index: int) -> dict[str, Any]:
-    """The fields of a message that the chat template gets: role, content, and the name if there is one."""
+    """The fields of a message that the chat template gets: role, content, and what there is of name, calls and id."""
     param = f"messages.{index}"
-    content: object = "" if message.content is None and message.role == "assistant" else message.content
-    plain = {"role": message.role, "content": _content(content, f"{param}.content")}
-    return plain if message.name is None else {**plain, "name": message.name}
+    content: object = "" if message.content is None and message.role in ("assistant", "tool") else message.content
+    plain: dict[str, Any] = {"role": message.role, "content": _content(content, f"{param}.content")}
+    if message.tool_calls:
+        if message.role != "assistant":
+            raise BadRequest(f"{param}.tool_calls is for messages of the assistant", param=f"{param}.tool_calls")
+        calls = enumerate(message.tool_calls)
+        plain["tool_calls"] = [call_of(call, f"{param}.tool_calls.{place}") for place, call in calls]
+    others = {"name": message.name, "tool_call_id": message.tool_call_id}
+    return plain | {name: value for name, value in others.items() if value is not None}
 
 
 def _content(content: object, param: str) -> str | list[dict[str, str]]:

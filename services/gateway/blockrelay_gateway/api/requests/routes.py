@@ -206,7 +206,7 @@ async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any
     body = body_of(record, log)
     params = SamplingParams.from_dict(body.params)
     relay, answer = (
-        Relay(gateway.served.tokenizer, params, gateway.served.folder.model.eos_ids, body.prompt),
+        Relay(gateway.served.tokenizer, params, gateway.served.folder.model.eos_ids, body.prompt, body.shown),
         CollectedAnswer(),
     )
     for entry in decode_log(log):
