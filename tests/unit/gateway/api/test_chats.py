@@ -115,7 +115,7 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
         {"continue_final_message": True, "add_generation_prompt": False}, "continue_final_message"
     ),
     "a tool call without an id": (
-        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}]},
         "messages.0.tool_calls.0.id",
     ),
     "a tool that is no function": ({"tools": [{"type": "custom"}]}, "tools.0.type"),

@@ -63,6 +63,7 @@ class OpenAIRequests:
         if continues:
             _check_continued(messages, answers=answers)
         use, form = tool_use(request, self.builder.structured), self.template.call_form
+        calls = use.grammar(form, self.builder.structured) if use else None
         text = self.template.render(
             messages,
             keyed=bool(who.fingerprint),
@@ -80,7 +81,7 @@ class OpenAIRequests:
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             headers=headers,
             open_ended=True,
-            calls=use.grammar(form, self.builder.structured) if use else None,
+            calls=calls,
             names=FieldNames(
                 prompt="messages",
                 max_tokens="max_completion_tokens" if newer else "max_tokens",
