@@ -6,7 +6,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage  # pyright: ignore[reportMissingImports]
 from langchain_core.tools import tool  # pyright: ignore[reportMissingImports]
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings  # pyright: ignore[reportMissingImports]
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tests.clients.python.harness import Target, case, run
 
@@ -16,7 +16,7 @@ PROMPT = "Tell me a story about a dog."
 class Person(BaseModel):
     """What structured output asks for."""
 
-    name: str
+    name: str = Field(min_length=1, max_length=12)
 
 
 def chat_model(target: Target, **options: Any) -> Any:
@@ -95,7 +95,8 @@ def structured_output(target: Target) -> None:
 
 @case
 def structured_output_by_tools(target: Target) -> None:
-    chat_model(target).with_structured_output(Person, method="function_calling").invoke(PROMPT)
+    person = chat_model(target, max_tokens=200).with_structured_output(Person, method="function_calling").invoke(PROMPT)
+    assert person.name
 
 
 @case

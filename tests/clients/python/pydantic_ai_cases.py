@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic_ai import Agent, NativeOutput, PromptedOutput  # pyright: ignore[reportMissingImports]
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel  # pyright: ignore[reportMissingImports]
 from pydantic_ai.providers.openai import OpenAIProvider  # pyright: ignore[reportMissingImports]
@@ -16,7 +16,7 @@ PROMPT = "Tell me a story about a dog."
 class Person(BaseModel):
     """What structured output asks for."""
 
-    name: str
+    name: str = Field(min_length=1, max_length=12)
 
 
 def agent(
@@ -79,7 +79,8 @@ def tools(target: Target) -> None:
 
 @case
 def output_by_tools(target: Target) -> None:
-    agent(target, output_type=Person).run_sync(PROMPT)
+    settings = {"max_tokens": 200, "parallel_tool_calls": False}
+    assert agent(target, settings=settings, output_type=Person).run_sync(PROMPT).output.name
 
 
 @case

@@ -77,7 +77,7 @@ class CompletionRequest(SamplingFields, UnusedFields):
     stream_options: StreamOptions | None = Field(default=None, description="of a stream")
 
 
-#: Those of REFUSED that chats have.
+#: Fields in REFUSED that chats have.
 OF_CHATS = frozenset(("tools", "tool_choice", "parallel_tool_calls"))
 
 

@@ -43,7 +43,7 @@ class CallForm:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Those of MARKS that calls of this form contain."""
+        """The entries of MARKS that calls of this form contain."""
         parts = self.trigger + self.before_name + self.before_arguments + self.after_arguments + self.separator
         return tuple(mark for mark in MARKS if mark in parts)
 

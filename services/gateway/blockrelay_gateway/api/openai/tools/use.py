@@ -32,7 +32,7 @@ class ToolUse:
     shown: tuple[Mapping[str, Any], ...]
     """All tools, as chat templates get them."""
     functions: Mapping[str, str]
-    """Of the functions that may be called: the JSON schemas of their arguments, by name."""
+    """JSON schemas of the arguments of functions that may be called, by the function's name."""
     required: bool
     """The answer is a call, without text before it."""
     several: bool
