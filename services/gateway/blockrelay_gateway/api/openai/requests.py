@@ -14,7 +14,7 @@ from blockrelay_gateway.admission.idempotency import Identity
 from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
-from blockrelay_gateway.api.openai.tools.prompts import call_of
+from blockrelay_gateway.api.openai.tools.prompts import call_of, with_names
 from blockrelay_gateway.api.openai.tools.use import tool_use, with_calls
 from blockrelay_gateway.api.request_builder import FieldNames, RequestBuilder
 
@@ -58,7 +58,7 @@ class OpenAIRequests:
             raise BadRequest("the model has no chat template: use /v1/completions", param="messages")
         if not request.messages:
             raise BadRequest("messages is empty", param="messages")
-        messages = [_message(message, index) for index, message in enumerate(request.messages)]
+        messages = with_names([_message(message, index) for index, message in enumerate(request.messages)])
         answers, continues = request.add_generation_prompt is not False, bool(request.continue_final_message)
         if continues:
             _check_continued(messages, answers=answers)

@@ -8,6 +8,7 @@ import pytest
 
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.tools.formats import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, CallForm
+from blockrelay_gateway.api.openai.tools.prompts import with_names
 
 TEMPLATES = Path(__file__).with_name("templates")
 QWEN, LLAMA_3, MISTRAL_V3 = ((TEMPLATES / f"{name}.jinja").read_text() for name in ("qwen", "llama", "mistral"))
@@ -117,6 +118,13 @@ def test_results_of_one_message_are_one_message() -> None:
     prompt = render(NO_SYSTEM, [MESSAGES[0], both, MESSAGES[2], MESSAGES[2]], answers=False)
     result = "<tool_response>\nsonnig\n</tool_response>"
     assert prompt == f"[user]{DESCRIBED}\n\nHi[assistant]Two calls.\n{CALLED}\n{CALLED}[user]{result}\n{result}"
+
+
+def test_results_have_the_name_of_the_function() -> None:
+    other = {**MESSAGES[2], "tool_call_id": "call_2"}
+    own = {**MESSAGES[2], "name": "mine"}
+    named = with_names([*MESSAGES, other, own])
+    assert named == [*MESSAGES[:2], {**MESSAGES[2], "name": "wetter"}, other, own]
 
 
 def test_without_tools_templates_see_none() -> None:

@@ -43,6 +43,17 @@ def call_of(call: ToolCall, param: str) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
+def with_names(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns `messages` where results of calls have the function's name, which some templates demand."""
+    names: dict[str, str] = {}
+    found = list[Mapping[str, Any]]()
+    for message in messages:
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
+        name = names.get(message.get("tool_call_id", ""))
+        found.append({"name": name, **message} if name is not None and message["role"] == "tool" else message)
+    return found
+
+
 def with_fitting_ids(messages: Sequence[Mapping[str, Any]], form: CallForm) -> list[Mapping[str, Any]]:
     """Returns `messages` with ids of calls that a template of the `form` takes: Mistral's take nine letters only."""
     if form not in (MISTRAL, MISTRAL_ARGS):
