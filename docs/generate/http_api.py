@@ -40,7 +40,15 @@ def page() -> str:
                 ]
                 parts.append(f"\n{table(_FIELDS, rows)}")
             parts.append(f"\nStatuses: {', '.join(sorted(operation['responses']))}.\n")
-    for name in ("ChatMessage", "StreamOptions", "MaxSlowdown"):  # parts of bodies
+    for name in (
+        "ChatMessage",
+        "Tool",
+        "Function",
+        "ToolCall",
+        "CalledFunction",
+        "StreamOptions",
+        "MaxSlowdown",
+    ):  # parts of bodies
         bodies[name] = schemas[name]
     for name, schema in bodies.items():
         parts.append(f"\n## {name}\n\n{_body(schema)}")
@@ -49,7 +57,7 @@ def page() -> str:
 
 def _body(schema: Mapping[str, Any]) -> str:
     required, fields = schema.get("required", ()), schema["properties"]
-    refused = [name for name in fields if name in REFUSED]
+    refused = [name for name, field in fields.items() if name in REFUSED and "description" not in field]
     ignored = [name for name in fields if name in IGNORED]
     rows = [
         (f"`{name}`{' (required)' if name in required else ''}", _kind(field), field.get("description", ""))

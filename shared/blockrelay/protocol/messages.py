@@ -64,6 +64,8 @@ class RequestBody:
     sample: int = 0  # number of the choice among those of its prompt; the first one stands for the prompt in counts
     gateway: str = ""  # id of the gateway that accepted it
     grammar_id: str = ""  # of the workers that read its grammar (`blockrelay.text.grammars`); "": it has none
+    calls: str = ""  # the form in which its text may call tools, by its name in gateways; "": its text calls none
+    shown: tuple[int, ...] = ()  # special tokens whose names are part of its text
     exact: bool = False  # never continues under another numerics id than that of its first token
     traced: bool = False  # stages write their steps to `Keys.trace`
     fallback: str = "allow"  # what happens when its GPU fails, as `encoding.fallback_policy` writes it
@@ -109,6 +111,8 @@ class RequestBody:
                 sample=count(m.get("sample", 0), limit=MAX_CHOICES),
                 gateway=text(m.get("gateway", "")),
                 grammar_id=text(m.get("grammar_id", "")),
+                calls=text(m.get("calls", "")),
+                shown=tokens(m.get("shown", [])),
                 exact=flag(m.get("exact", False)),
                 traced=flag(m.get("traced", False)),
                 fallback=checked_policy(m.get("fallback", "allow")),

@@ -8,6 +8,7 @@ llguidance is optional (`blockrelay[structured]`); this module is imported witho
 
 import hashlib
 import importlib.util
+import re
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ from blockrelay.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+#: Names of special tokens that a Lark grammar can have.
+_NAMED = re.compile(r"<[^<>\s\[]+>")
 #: What a service without the library tells its users.
 MISSING = (
     "structured output needs the package llguidance, which is not installed here: pip install 'blockrelay[structured]'"
@@ -48,7 +51,8 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, model: ModelConfig) -> None:
         """Needs the library, and a model with end tokens; `grammars_of` checks both."""
-        self._definition, self._vocab_size, self._eos_ids = tokenizer.definition, model.vocab_size, list(model.eos_ids)
+        self._tokenizer, self._definition = tokenizer, tokenizer.definition
+        self._vocab_size, self._eos_ids = model.vocab_size, list(model.eos_ids)
         self._context = model.max_position
         self._tokens: LLTokenizer | None = None
         digest = hashlib.sha256(f"{self._vocab_size} {self._eos_ids} {self._definition}".encode()).hexdigest()
@@ -69,6 +73,26 @@ class Grammars:
         if state.length >= room and not state.is_complete:
             return f"a text of it begins with at least {room} tokens that leave no choice, as one without end does"
         return state.error
+
+    def symbol(self, text: str) -> str | None:
+        """Returns how Lark grammars name the token spelled `text`, which no quoted text matches; None if one does."""
+        token = self._tokenizer.token_id(text)
+        if token is None or token >= self._vocab_size or not self._library_tokens().is_special_token(token):
+            return None
+        return text if _NAMED.fullmatch(text) else f"<[{token}]>"
+
+    def unquoted(self, but: str) -> list[int]:
+        """Returns the ids of tokens that are part of texts, like `<think>`, although no quoted text matches them.
+
+        The token spelled `but` is left out.
+        """
+        special, has_text = self._library_tokens().is_special_token, self._tokenizer.bytes.of
+        added = sorted(self._tokenizer.added_tokens().items())
+        return [
+            token
+            for token, text in added
+            if token < self._vocab_size and text != but and special(token) and has_text(token)
+        ]
 
     def follow(self, grammar: str) -> "GrammarState":
         """Returns the state of `grammar` before the first token. A wrong one gives a state with an error."""
@@ -145,7 +169,8 @@ class GrammarState:
         others would spell the same text. If the answer cannot go on, `error` says why, and the list is empty.
         """
         found = list[NDArray[np.uint32]]()
-        taken = 0
+        taken, before = 0, self._matcher
+        kept = before.deep_copy() if drafts else before  # 1 us; the library does not take all tokens back rightly
         while (mask := self._mask(drafts[:taken])) is not None:
             found.append(mask)
             if taken == len(drafts) or (draft := drafts[taken]) in self._eos_ids:
@@ -157,7 +182,9 @@ class GrammarState:
                 break
         if not found:
             self.error = self.error or "no token may follow"
-        elif self._matcher.is_error() or not self._matcher.rollback(taken):
+        elif self._matcher is before and (taken or not before.is_error()):
+            self._matcher = kept
+        else:
             self._restart()
         return found
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import CallBlock, Const, Node
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
@@ -57,6 +58,14 @@ def constants(source: str) -> frozenset[str]:
     parsed = template_environment().parse(source)
     values = [constant.value for constant in parsed.find_all(Const)]
     return frozenset(value for value in values if isinstance(value, str))
+
+
+def variables(source: str) -> frozenset[str]:
+    """Returns the names that a template takes from its caller, such as `tools`.
+
+    Raises jinja2's TemplateSyntaxError if it is not Jinja.
+    """
+    return frozenset(find_undeclared_variables(template_environment().parse(source)))
 
 
 class _Generation(Extension):

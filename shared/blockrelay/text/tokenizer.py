@@ -13,7 +13,7 @@ Only processes that need text import this module (it needs the `tokenizers` pack
 """
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -130,16 +130,19 @@ class Tokenizer:
 class IncrementalText:
     """The text of a growing list of tokens. A character comes as soon as it is complete. O(1) for each token."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: TokenList = ()) -> None:
-        """`prompt`: the tokens before the first that is pushed. Their own text is not given out."""
-        self._bytes = tokenizer.bytes
+    def __init__(self, tokenizer: Tokenizer, prompt: TokenList = (), shown: Collection[int] = ()) -> None:
+        """`prompt`: the tokens before the first that is pushed. Their own text is not given out.
+
+        `shown` has the special tokens whose names are part of the text.
+        """
+        self._bytes, self._shown = tokenizer.bytes, shown
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._strip = self._left_to_strip(prompt)
         self._utf8.decode(self._end_of(prompt))
 
     def push(self, token: int) -> str:
         """Adds `token` and returns the characters that it completes."""
-        text = self._utf8.decode(self._bytes.of(token))
+        text = self._utf8.decode(self._bytes.shown(token) if token in self._shown else self._bytes.of(token))
         while text and self._strip:
             # Tokenizers of the sentencepiece kind put a space before the first word, which is not part of the text.
             if text[0] != " ":
@@ -176,12 +179,17 @@ class VisibleText:
     """The text by position of one request: `visible(p)` of the module's docstring, token by token."""
 
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, eos_ids: Sequence[int] = (), prompt: TokenList = ()
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        eos_ids: Sequence[int] = (),
+        prompt: TokenList = (),
+        shown: Collection[int] = (),
     ) -> None:
         """`params`: those of the request; of its stop strings the one whose last character comes first ends the text,
         and of several the longest. The text is cut before it. Tokens that end the request by their ids, such as
-        `eos_ids`, have no text. `prompt` has the tokens before the text."""
-        self._text = IncrementalText(tokenizer, prompt)
+        `eos_ids`, have no text. `prompt` has the tokens before the text, `shown` special tokens that have text."""
+        self._text = IncrementalText(tokenizer, prompt, shown)
         self._stop = params.stop
         self._silent = params.end_ids(eos_ids)
         self._held = ""  # not given out yet: it may be the beginning of a stop string

@@ -96,7 +96,8 @@ def structured_output(target: Target) -> None:
 
 @case
 def structured_output_by_tools(target: Target) -> None:
-    chat_model(target).with_structured_output(Person, method="function_calling").invoke(PROMPT)
+    person = chat_model(target, max_tokens=200).with_structured_output(Person, method="function_calling").invoke(PROMPT)
+    assert person.name
 
 
 @case

@@ -86,7 +86,8 @@ def tools(target: Target) -> None:
 
 @case
 def output_by_tools(target: Target) -> None:
-    agent(target, output_type=Person).run_sync(PROMPT)
+    settings = {"max_tokens": 200, "parallel_tool_calls": False}
+    assert agent(target, settings=settings, output_type=Person).run_sync(PROMPT).output.name
 
 
 @case

@@ -111,12 +111,14 @@ class RequestBuilder:
         prompt_logprobs: int | None = None,
         fewest_tokens: int = 1,
         open_ended: bool = False,
+        calls: tuple[str, str] | None = None,
         names: FieldNames = FieldNames(),  # frozen
     ) -> AdmissionRequest:
         """Builds a request for text from `fields`, which all APIs spell the same, and the encoded `prompt`.
 
         `name` has the request's id. `logprobs` is the number of alternatives for each token; None: none are computed.
-        `prompt_logprobs` is the same for the tokens of the prompt.
+        `prompt_logprobs` is the same for the tokens of the prompt. `calls` has the grammar and its id if the answer may
+        call tools.
         `max_tokens` is a ceiling, of `fewest_tokens` at least: the limit in force is also bounded by `max_tokens_limit`
         and by the context's room behind the prompt. An `open_ended` request may use the rest of the context if client,
         model and settings name no limit.
@@ -130,7 +132,7 @@ class RequestBuilder:
         stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
         named = self.generation.max_tokens or self.default_max_tokens if max_tokens is None else max_tokens
         limit = (context if open_ended else EXPECTED_TOKENS) if named is None else named
-        grammar, grammar_id = self.structured.grammar_of(fields)
+        grammar, grammar_id = self.structured.grammar_of(fields, calls)
         params = SamplingParams(
             max_tokens=min(limit, self.max_tokens_limit or limit, max(1, context - len(prompt))),
             temperature=_first(fields.temperature, self.generation.temperature, 1.0),

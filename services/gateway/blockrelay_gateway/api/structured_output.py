@@ -5,7 +5,7 @@ parts, as `json.dumps` does: a model that may add blanks sometimes adds nothing 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
@@ -32,7 +32,7 @@ _FIELDS = {
     "grammar": "grammar",
 }
 #: What a body with one of the fields contains. Such a body is read off the event loop, since its grammar takes time.
-MARKS = (b"response_format", b"structured_outputs", b"guided_", b'"json_schema"', b'"grammar"')
+MARKS = (b"response_format", b"structured_outputs", b"guided_", b'"json_schema"', b'"grammar"', b'"tools"')
 
 
 class StructuredOutput:
@@ -58,23 +58,41 @@ class StructuredOutput:
         if self._grammars is not None:
             self._grammars.prepare()
 
-    def grammar_of(self, fields: SamplingFields) -> tuple[str, str]:
+    def grammar_of(self, fields: SamplingFields, calls: tuple[str, str] | None = None) -> tuple[str, str]:
         """Returns the grammar that a request's fields ask for, and the id of workers that read it; "" and "": none.
 
-        Raises BadRequest, with the field, for a grammar that cannot be followed, and for two at once.
+        `calls` has both for a request whose answer may call tools. Raises BadRequest, with the field, for a grammar
+        that cannot be followed, and for two at once.
         """
         asked = list(_asked(fields))
+        if asked and calls is not None:
+            param = asked[0][0]
+            message = f"{param} and tools both say what the text is like: send one, or tool_choice none"
+            raise BadRequest(message, param=param)
         if not asked:
-            return "", ""
+            return calls or ("", "")
         param, kind, value = asked[0]
         if len(asked) > 1:
             raise BadRequest(f"{param} and {asked[1][0]} both say what the text is like: send one", param=asked[1][0])
+        return self.made(lambda _: _READERS[kind](value, param), param)
+
+    def made(self, make: Callable[[Grammars], str], param: str) -> tuple[str, str]:
+        """Returns the grammar that `make` makes, and the id of workers that read it.
+
+        Raises BadRequest, with the field `param`, if no text can follow it, or the service has no grammars.
+        """
         grammars = checked_grammars(self._grammars, param)
         assert self._problem is not None
-        grammar = _READERS[kind](value, param)
+        grammar = make(grammars)
         if problem := self._problem(grammar):
             raise BadRequest(f"{param} cannot be followed: {problem}", param=param)
         return grammar, grammars.id
+
+    def json_grammar(self, schema: Mapping[str, Any], param: str) -> str:
+        """Returns a checked JSON schema as Lark grammars contain it, behind `%json`. Raises BadRequest."""
+        text = check_size(json.dumps({**with_patterns(schema), "x-guidance": _JSON_FORM}), param)
+        self.made(lambda _: f"start: %json {text}", param)
+        return text
 
 
 def _asked(fields: SamplingFields) -> Iterator[tuple[str, str, Any]]:
@@ -111,7 +129,7 @@ def _response_format(form: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 def _json(schema: object, param: str) -> str:
     """Returns the grammar of the JSON texts that fit `schema`: an object, true, or the JSON of one."""
     if isinstance(schema, str):
-        _check_size(schema, param)
+        check_size(schema, param)
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
@@ -120,11 +138,10 @@ def _json(schema: object, param: str) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise BadRequest(f"{param} must be a JSON schema: an object", param=param)
-    if _depth_exceeds(schema, MAX_DEPTH):
-        raise BadRequest(f"{param} is nested more than {MAX_DEPTH} levels deep", param=param)
+    check_depth(schema, param)
     from llguidance import LLMatcher
 
-    text = _check_size(json.dumps(with_patterns(schema)), param)
+    text = check_size(json.dumps(with_patterns(schema)), param)
     return LLMatcher.grammar_from_json_schema(text, overrides=_JSON_FORM)
 
 
@@ -141,7 +158,7 @@ def _choice(options: object, param: str) -> str:
         raise BadRequest(f"{param} must be a list of 1 to {MAX_OPTIONS} texts that are not empty", param=param)
     from llguidance import LLMatcher
 
-    return LLMatcher.grammar_from_lark(_check_size("start: " + " | ".join(map(json.dumps, texts)), param))
+    return LLMatcher.grammar_from_lark(check_size("start: " + " | ".join(map(json.dumps, texts)), param))
 
 
 def _grammar(text: object, param: str) -> str:
@@ -163,10 +180,11 @@ _READERS = {"json": _json, "regex": _regex, "choice": _choice, "grammar": _gramm
 def _check_text(value: object, param: str) -> str:
     if not isinstance(value, str) or not value:
         raise BadRequest(f"{param} must be text that is not empty", param=param)
-    return _check_size(value, param)
+    return check_size(value, param)
 
 
-def _check_size(text: str, param: str) -> str:
+def check_size(text: str, param: str) -> str:
+    """Returns `text`. Raises BadRequest if it is larger than MAX_BYTES, or not Unicode."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise BadRequest(f"{param} has half of a surrogate pair, which no text can contain", param=param)
     if (size := len(text.encode())) > MAX_BYTES:
@@ -174,10 +192,10 @@ def _check_size(text: str, param: str) -> str:
     return text
 
 
-def _depth_exceeds(value: object, limit: int) -> bool:
-    """Returns whether more than `limit` objects and arrays are nested, without recursion."""
-    level: list[object] = [value]
-    for _ in range(limit + 1):
+def check_depth(schema: object, param: str) -> None:
+    """Raises BadRequest if more than MAX_DEPTH objects and arrays are nested; found without recursion."""
+    level: list[object] = [schema]
+    for _ in range(MAX_DEPTH + 1):
         inner = list[object]()
         for one in level:
             if isinstance(one, dict):
@@ -185,6 +203,6 @@ def _depth_exceeds(value: object, limit: int) -> bool:
             elif isinstance(one, list):
                 inner += cast(list[object], one)
         if not inner:
-            return False
+            return
         level = inner
-    return True
+    raise BadRequest(f"{param} is nested more than {MAX_DEPTH} levels deep", param=param)

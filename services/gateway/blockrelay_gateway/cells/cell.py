@@ -131,7 +131,8 @@ class Cell:
 
     def relay(self, active: ActiveRequest) -> Relay:
         """Returns a new Relay, for one reader of `active`."""
-        return Relay(self.served.tokenizer, active.params, self.served.folder.model.eos_ids, active.body.prompt)
+        body, eos_ids = active.body, self.served.folder.model.eos_ids
+        return Relay(self.served.tokenizer, active.params, eos_ids, body.prompt, body.shown)
 
     async def status(self, readers: Readers) -> str:
         """The status of the first request, as in GET /v1/requests/{id}: "queued" if it is new, else that of its record.

@@ -4,7 +4,7 @@ Every format (completions, chat, infer) renders the same deltas, whether it stre
 continue a stream from the log alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from blockrelay.errors import (
@@ -40,10 +40,18 @@ class Relay:
     """Turns the entries of one log, from position 1 on, into deltas."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, params: SamplingParams, eos_ids: Sequence[int], prompt: TokenList
+        self,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
+        eos_ids: Sequence[int],
+        prompt: TokenList,
+        shown: Collection[int] = (),
     ) -> None:
-        """Prepares the text of a request's tokens behind `prompt`. Without a tokenizer all text is empty."""
-        self._visible = None if tokenizer is None else VisibleText(tokenizer, params, eos_ids, prompt)
+        """Prepares the text of a request's tokens behind `prompt`. Without a tokenizer all text is empty.
+
+        `shown` has the special tokens whose names are part of the text.
+        """
+        self._visible = None if tokenizer is None else VisibleText(tokenizer, params, eos_ids, prompt, shown)
         self._offset = 0
 
     def push(self, entry: LogEntry) -> Delta:
@@ -101,8 +109,10 @@ def status_of_record(state: str, end: str) -> str:
     return _STATUS[end] if end else state
 
 
-def finish_reason(end: EndEntry) -> str | None:
-    """OpenAI's finish_reason, "stop" or "length"; None for a request that ended otherwise."""
+def finish_reason(end: EndEntry, *, calls: bool = False) -> str | None:
+    """OpenAI's finish_reason: "stop" (with `calls` "tool_calls") or "length"; None for another end."""
+    if calls and end.reason == "stop":
+        return "tool_calls"
     return end.reason if end.reason in ("stop", "length") else None
 
 

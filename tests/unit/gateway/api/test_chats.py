@@ -97,7 +97,7 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "no tokens in the new spelling": ({"max_completion_tokens": 0}, "max_completion_tokens"),
     "no messages": ({"messages": []}, "messages"),
     "messages that are text": ({"messages": "hi"}, "messages"),
-    "an unknown role": ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+    "an unknown role": ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.role"),
     "a message without content": ({"messages": [{"role": "user"}]}, "messages.0.content"),
     "a message with content null": ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
     "an image": (
@@ -114,10 +114,11 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "to go on with what a user says": (
         {"continue_final_message": True, "add_generation_prompt": False}, "continue_final_message"
     ),
-    "a tool call": (
-        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls"
+    "a tool call without an id": (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}]},
+        "messages.0.tool_calls.0.id",
     ),
-    "tools": ({"tools": [{"type": "function"}]}, "tools"),
+    "a tool that is no function": ({"tools": [{"type": "custom"}]}, "tools.0.type"),
     "a format": ({"response_format": {"type": "xml"}}, "response_format.type"),
     "logprobs as a number": ({"logprobs": 3}, "logprobs"),
     "top_logprobs alone": ({"top_logprobs": 3}, "top_logprobs"),

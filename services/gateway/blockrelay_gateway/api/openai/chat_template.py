@@ -9,6 +9,8 @@ from jinja2 import TemplateError
 from blockrelay.errors import BadRequest
 from blockrelay.text.template_environment import compiled, constants, template_environment
 from blockrelay_gateway.api.openai.message_forms import MessageForms, continued, text_of
+from blockrelay_gateway.api.openai.tools.formats import HERMES, shown_form
+from blockrelay_gateway.api.openai.tools.prompts import as_texts, with_fitting_ids
 
 #: The date that keyed requests get, so that they have one prompt on every day: Llama 3's default without a clock.
 KEYED_DAY = datetime(2024, 7, 26)
@@ -30,6 +32,10 @@ class ChatTemplate:
         self._template = compiled(template_environment(), source)
         self._special = dict(special_tokens)
         self._forms = MessageForms.of(lambda messages: self._fill(messages, {}), constants(source))
+        shown = shown_form(source)
+        self._shows_tools = shown is not None
+        #: The form in which answers call tools.
+        self.call_form = shown or HERMES
 
     def render(
         self,
@@ -39,6 +45,7 @@ class ChatTemplate:
         answers: bool = True,
         continues: bool = False,
         variables: Mapping[str, Any] = _NONE,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """Renders `messages` as the prompt of the assistant's next message.
 
@@ -47,7 +54,7 @@ class ChatTemplate:
         the last message, which must exist, so that the model goes on there. The content is converted to the form that
         the template shows, and the role `developer` to `system` for a template that names only the latter. `variables`
         are the client's, by their names in the template. A `keyed` request must have the same prompt on every day, so
-        its date is KEYED_DAY.
+        its date is KEYED_DAY. The model may call `tools`; a template that shows none gets them as text.
 
         Raises BadRequest if the template refuses the messages or fails, for variables that are not the client's, and if
         it `continues` a message that the template does not show unchanged.
@@ -58,19 +65,28 @@ class ChatTemplate:
             raise BadRequest(f"{name}: {taken[0]} is not for clients to set", param=f"{name}.{taken[0]}")
         if keyed:
             given["strftime_now"] = KEYED_DAY.strftime
+        if self._shows_tools:
+            messages = with_fitting_ids(messages, self.call_form)
+        else:
+            messages, tools = as_texts(messages, tools, has_system="system" in self._forms.shown), ()
         shaped = [self._forms.shaped(message) for message in messages]
         if not continues:
-            return self._fill(shaped, given, answers=answers)
+            return self._fill(shaped, given, answers=answers, tools=tools)
         mark = _mark(messages)
-        text = self._fill([*shaped[:-1], continued(shaped[-1], mark)], given, answers=answers)
+        text = self._fill([*shaped[:-1], continued(shaped[-1], mark)], given, answers=answers, tools=tools)
         return _up_to(text, mark, text_of(shaped[-1]))
 
     def _fill(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], *, answers: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        answers: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         ours = {
             "messages": [dict(message) for message in messages],
-            "tools": None,
+            "tools": [dict(tool) for tool in tools] or None,
             "documents": None,
             "add_generation_prompt": answers,
         }

@@ -17,6 +17,8 @@ from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.choices import choices_of, with_siblings
 from blockrelay_gateway.api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
+from blockrelay_gateway.api.openai.tools.prompts import call_of, with_names
+from blockrelay_gateway.api.openai.tools.use import tool_use, with_calls
 from blockrelay_gateway.api.request_builder import FieldNames, RequestBuilder
 
 
@@ -67,7 +69,11 @@ class OpenAIRequests:
         if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
             raise BadRequest("max_tokens and max_completion_tokens contradict each other", param="max_tokens")
         newer = request.max_completion_tokens is not None
-        prompt = self.chat_prompt(request, keyed=bool(who.fingerprint))
+        use = tool_use(request, self.builder.structured)
+        prompt = self.chat_prompt(request, keyed=bool(who.fingerprint), tools=use.shown if use else ())
+        assert self.template is not None and self.builder.tokenizer is not None, "it has rendered the prompt"
+        form = self.template.call_form
+        calls = use.grammar(form, self.builder.structured) if use else None
         names = who.names(n := choices_of(request))
         first = self.builder.text(
             request,
@@ -78,25 +84,34 @@ class OpenAIRequests:
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             headers=headers,
             open_ended=True,
+            calls=calls,
             names=FieldNames(
                 prompt="messages",
                 max_tokens="max_completion_tokens" if newer else "max_tokens",
                 logprobs="top_logprobs",
             ),
         )
-        return with_siblings(first, names)
+        return with_siblings(with_calls(first, form, self.builder.tokenizer) if use else first, names)
 
-    def chat_prompt(self, request: ChatRequest, *, keyed: bool = False, add_special_tokens: bool = False) -> list[int]:
+    def chat_prompt(
+        self,
+        request: ChatRequest,
+        *,
+        keyed: bool = False,
+        add_special_tokens: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         """Renders the messages of a chat by the model's template, and returns the token ids of the prompt.
 
         A `keyed` request has the same prompt on every day. `add_special_tokens` adds those of the tokenizer to what the
-        template writes, which has its own. Raises BadRequest without a template, and for messages that it refuses.
+        template writes, which has its own. `tools` are shown to the model. Raises BadRequest without a template, and
+        for messages that it refuses.
         """
         if self.template is None or self.builder.tokenizer is None:
             raise BadRequest("the model has no chat template: use /v1/completions", param="messages")
         if not request.messages:
             raise BadRequest("messages is empty", param="messages")
-        messages = [_message(message, index) for index, message in enumerate(request.messages)]
+        messages = with_names([_message(message, index) for index, message in enumerate(request.messages)])
         answers, continues = request.add_generation_prompt is not False, bool(request.continue_final_message)
         if continues:
             _check_continued(messages, answers=answers)
@@ -106,6 +121,7 @@ class OpenAIRequests:
             answers=answers,
             continues=continues,
             variables=request.chat_template_kwargs or {},
+            tools=tools,
         )
         return self.builder.encode(text, "messages", add_special_tokens=add_special_tokens)
 
@@ -178,11 +194,17 @@ def _check_continued(messages: Sequence[Mapping[str, Any]], *, answers: bool) ->
 
 
 def _message(message: ChatMessage, index: int) -> dict[str, Any]:
-    """The fields of a message that the chat template gets: role, content, and the name if there is one."""
+    """The fields of a message that the chat template gets: role, content, and what there is of name, calls and id."""
     param = f"messages.{index}"
-    content: object = "" if message.content is None and message.role == "assistant" else message.content
-    plain = {"role": message.role, "content": _content(content, f"{param}.content")}
-    return plain if message.name is None else {**plain, "name": message.name}
+    content: object = "" if message.content is None and message.role in ("assistant", "tool") else message.content
+    plain: dict[str, Any] = {"role": message.role, "content": _content(content, f"{param}.content")}
+    if message.tool_calls:
+        if message.role != "assistant":
+            raise BadRequest(f"{param}.tool_calls is for messages of the assistant", param=f"{param}.tool_calls")
+        calls = enumerate(message.tool_calls)
+        plain["tool_calls"] = [call_of(call, f"{param}.tool_calls.{place}") for place, call in calls]
+    others = {"name": message.name, "tool_call_id": message.tool_call_id}
+    return plain | {name: value for name, value in others.items() if value is not None}
 
 
 def _content(content: object, param: str) -> str | list[dict[str, str]]:

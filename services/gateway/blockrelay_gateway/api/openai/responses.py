@@ -14,6 +14,8 @@ from blockrelay.errors import BlockrelayError
 from blockrelay.protocol.messages import TokenLogprobs
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.api.openai.prompt_answers import by_token, echoed, legacy_lists, scores_of
+from blockrelay_gateway.api.openai.tools.answers import cutter_of, delta_of, message_of
+from blockrelay_gateway.api.openai.tools.cutter import CallCutter
 from blockrelay_gateway.http.errors import error_body
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.deltas import CollectedAnswer, Delta, finish_reason
@@ -140,13 +142,16 @@ class OpenAIFormat(ResponseFormat):
             return {}
         return {"prompt_logprobs": by_token(active.body.prompt.tolist(), scores_of(active), listed, self._tokenizer)}
 
+    def _finish_reason(self, answer: CollectedAnswer, active: ActiveRequest) -> str | None:
+        return finish_reason(answer.end) if answer.end else None
+
     def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
         """The answer without streaming, with one choice for each of `requests`; every request has ended well."""
         choices = [
             {
                 "index": index,
                 **self._content(answer, active),
-                "finish_reason": finish_reason(answer.end) if answer.end else None,
+                "finish_reason": self._finish_reason(answer, active),
                 **in_force(active),
                 **self._ids(active, answer.token_ids, first=True),
             }
@@ -257,6 +262,11 @@ class ChatFormat(OpenAIFormat):
         """The answer without streaming (see `OpenAIFormat.whole`), with the prompt's log probabilities if asked for."""
         return super().whole(answers, requests) | self._of_prompt(requests[0])
 
+    def __init__(self, model: str, tokenizer: Tokenizer | None, options: ResponseOptions) -> None:
+        """Prepares one answer; the arguments are those of OpenAIFormat."""
+        super().__init__(model, tokenizer, options)
+        self._cutters: dict[int, CallCutter | None] = {}
+
     def opening(self, active: ActiveRequest) -> dict[str, Any] | None:
         """The first event: the role of the message, without content."""
         choice: dict[str, Any] = {
@@ -281,11 +291,29 @@ class ChatFormat(OpenAIFormat):
             **(in_force(active) if opens else {}),
             **self._ids(active, tokens, first=delta.position == 1),
         }
+        if active.body.calls:
+            self._cut(choice, index, delta, active)
         return self._chunk(active, fingerprint, choice, delta)
 
+    def _cut(self, choice: dict[str, Any], index: int, delta: Delta, active: ActiveRequest) -> None:
+        """Changes the `choice` of an event of an answer that may call tools."""
+        cutter = self._cutters.setdefault(index, cutter_of(active.body.calls))
+        if cutter is None:
+            return
+        pieces = [*cutter.push(delta.text), *(cutter.finish() if delta.end else [])]
+        role = {"role": choice["delta"]["role"]} if "role" in choice["delta"] else {}
+        choice["delta"] = {**role, **delta_of(pieces, active.id)}
+        if delta.end and cutter.is_whole:
+            choice["finish_reason"] = finish_reason(delta.end, calls=True)
+
+    def _finish_reason(self, answer: CollectedAnswer, active: ActiveRequest) -> str | None:
+        calls = message_of(answer.text, active.body.calls, active.id)[1]
+        return finish_reason(answer.end, calls=calls) if answer.end else None
+
     def _content(self, answer: CollectedAnswer, active: ActiveRequest) -> dict[str, Any]:
+        message, _ = message_of(answer.text, active.body.calls, active.id)
         return {
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": {"role": "assistant", **message, "refusal": None},
             "logprobs": self._logprobs(answer.tokens) if active.params.logprobs is not None else None,
         }
 

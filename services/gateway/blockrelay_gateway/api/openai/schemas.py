@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, create_model
 
 from blockrelay_gateway.api.common_schemas import SamplingFields, Strict, Whole
+from blockrelay_gateway.api.openai.tools.schemas import Tool, ToolCall
 
 #: The values of each field that leave the text as it is; all others are refused.
 REFUSED: Mapping[str, tuple[Any, ...]] = {
@@ -94,20 +95,35 @@ class CompletionRequest(SamplingFields, ChoiceFields, UnusedFields):
     stream_options: StreamOptions | None = Field(default=None, description="of a stream")
 
 
+#: Fields in REFUSED that chats have.
+OF_CHATS = frozenset(("tools", "tool_choice", "parallel_tool_calls"))
+
+
 class ChatMessage(Strict):
     """Other fields, of what a client was answered, may be there: they are ignored and named."""
 
     model_config = ConfigDict(extra="allow")
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Any = Field(default=None, description="text, or a list of parts of type text")
     name: str | None = Field(default=None, description="for the chat template, which may do nothing with it")
+    tool_calls: list[ToolCall] | None = Field(default=None, description="of the assistant: what it called")
+    tool_call_id: str | None = Field(default=None, description="of a message of the role `tool`: which call it answers")
 
 
 class ChatRequest(SamplingFields, ChoiceFields, UnusedFields):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(description="the conversation so far, rendered by the model's chat template")
+    tools: list[Tool] | None = Field(
+        default=None, description="up to 128 functions that the model may call; needs `blockrelay[structured]`"
+    )
+    tool_choice: Any = Field(
+        default=None,
+        description="`auto` (default: text, calls, or both), `required` (calls), `none`, or one function, as "
+        '`{"type": "function", "function": {"name": ...}}`',
+    )
+    parallel_tool_calls: bool | None = Field(default=None, description="false: at most one call; default: any number")
     max_completion_tokens: Whole | None = Field(default=None, description="max_tokens by OpenAI's newer name")
     logprobs: bool | None = Field(default=None, description="log probabilities of each new token")
     top_logprobs: Whole | None = Field(default=None, description="with logprobs: so many of the likeliest too, 0 to 20")

@@ -10,13 +10,20 @@ from typing import cast
 
 from blockrelay.errors import BadRequest
 from blockrelay.observability.metrics.gateway import IGNORED_FIELDS
-from blockrelay_gateway.api.openai.schemas import IGNORED, REFUSED, ChatMessage, ChatRequest, CompletionRequest
+from blockrelay_gateway.api.openai.schemas import (
+    IGNORED,
+    OF_CHATS,
+    REFUSED,
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+)
 
 HEADER = "x-blockrelay-ignored"
 #: The most names in the header.
 MAX_NAMES = 20
 #: Fields of a message that carry content other than text. Its other unknown fields are ignored.
-REFUSED_OF_MESSAGES = ("audio", "tool_calls", "function_call")
+REFUSED_OF_MESSAGES = ("audio", "function_call")
 assert {*IGNORED, "messages", "stream_options"} == set(IGNORED_FIELDS)
 
 
@@ -26,6 +33,8 @@ def ignored_fields(request: CompletionRequest | ChatRequest, *, strict: bool = F
     Raises BadRequest, naming the field, for one that would change the text; if `strict`, also for an ignored one.
     """
     for name, accepted in REFUSED.items():
+        if name in OF_CHATS and isinstance(request, ChatRequest):
+            continue
         value = getattr(request, name)
         if value is not None and not _is_one_of(value, accepted):
             allowed = " or ".join(json.dumps(neutral) for neutral in accepted) or "null"

@@ -27,6 +27,7 @@ from blockrelay_gateway.admission.idempotency import sibling
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.infer.responses import InferFormat
 from blockrelay_gateway.api.openai.responses import ChatFormat, CompletionFormat, ResponseOptions
+from blockrelay_gateway.api.openai.tools.answers import message_of
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http import authentication, openapi, sse
@@ -206,7 +207,7 @@ async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any
     body = body_of(record, log)
     params = SamplingParams.from_dict(body.params)
     relay, answer = (
-        Relay(gateway.served.tokenizer, params, gateway.served.folder.model.eos_ids, body.prompt),
+        Relay(gateway.served.tokenizer, params, gateway.served.folder.model.eos_ids, body.prompt, body.shown),
         CollectedAnswer(),
     )
     for entry in decode_log(log):
@@ -214,6 +215,7 @@ async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any
     end = answer.end
     error = failure(end) if end else None
     new = len(answer.tokens)
+    message, calls = message_of(answer.text, body.calls, name)
     return {
         "id": request_id,
         "object": "request",
@@ -224,8 +226,9 @@ async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any
         "model": gateway.served.name,
         "background": body.background,
         "text": answer.text,
+        **({"tool_calls": message["tool_calls"]} if "tool_calls" in message else {}),
         "token_ids": answer.token_ids,
-        "finish_reason": finish_reason(end) if end else None,
+        "finish_reason": finish_reason(end, calls=calls) if end else None,
         "usage": {
             "prompt_tokens": body.prompt.size,
             "completion_tokens": new,
