@@ -36,6 +36,8 @@ class ChatTemplate:
         self._shows_tools = shown is not None
         #: The form in which answers call tools.
         self.call_form = shown or HERMES
+        #: Whether a message may have several calls: Llama 3's templates refuse that, and so would the next request.
+        self.takes_several_calls = self._takes_calls(2) or not self._takes_calls(1)
 
     def render(
         self,
@@ -75,6 +77,22 @@ class ChatTemplate:
         mark = _mark(messages)
         text = self._fill([*shaped[:-1], continued(shaped[-1], mark)], given, answers=answers, tools=tools)
         return _up_to(text, mark, text_of(shaped[-1]))
+
+    def _takes_calls(self, count: int) -> bool:
+        """Returns whether the template shows a message with `count` calls, and their results."""
+        names = [f"call{index:05}" for index in range(count)]
+        function = {"name": "f", "arguments": {}}
+        calls = [{"id": name, "type": "function", "function": function} for name in names]
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            *({"role": "tool", "content": "b", "tool_call_id": name, "name": "f"} for name in names),
+        ]
+        try:
+            self.render(messages)
+        except BadRequest:
+            return False
+        return True
 
     def _fill(
         self,

@@ -73,7 +73,8 @@ class OpenAIRequests:
         prompt = self.chat_prompt(request, keyed=bool(who.fingerprint), tools=use.shown if use else ())
         assert self.template is not None and self.builder.tokenizer is not None, "it has rendered the prompt"
         form = self.template.call_form
-        calls = use.grammar(form, self.builder.structured) if use else None
+        several = self.template.takes_several_calls
+        calls = use.grammar(form, self.builder.structured, several=several) if use else None
         names = who.names(n := choices_of(request))
         first = self.builder.text(
             request,

@@ -120,6 +120,11 @@ def test_results_of_one_message_are_one_message() -> None:
     assert prompt == f"[user]{DESCRIBED}\n\nHi[assistant]Two calls.\n{CALLED}\n{CALLED}[user]{result}\n{result}"
 
 
+@pytest.mark.parametrize(("template", "several"), [(QWEN, True), (LLAMA_3, False), (MISTRAL_V3, True), (CHATML, True)])
+def test_a_message_has_as_many_calls_as_the_template_takes(template: str, several: bool) -> None:
+    assert ChatTemplate(template).takes_several_calls is several
+
+
 def test_results_have_the_name_of_the_function() -> None:
     other = {**MESSAGES[2], "tool_call_id": "call_2"}
     own = {**MESSAGES[2], "name": "mine"}

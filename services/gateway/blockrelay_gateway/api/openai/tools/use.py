@@ -38,15 +38,16 @@ class ToolUse:
     several: bool
     """More than one call is allowed."""
 
-    def grammar(self, form: CallForm, structured: StructuredOutput) -> tuple[str, str]:
+    def grammar(self, form: CallForm, structured: StructuredOutput, *, several: bool) -> tuple[str, str]:
         """Returns the grammar of the answer with calls in `form`, and the id of workers that read it.
 
+        Without `several` the chat template takes one call a message.
         Raises BadRequest if it is too large, or the service cannot make grammars.
         """
 
         def make(grammars: Grammars) -> str:
-            required, several = self.required, self.several
-            text = grammar_of_calls(form, self.functions, grammars, required=required, several=several)
+            many = several and self.several
+            text = grammar_of_calls(form, self.functions, grammars, required=self.required, several=many)
             return check_size(text, "tools")
 
         return structured.made(make, "tools")
