@@ -11,6 +11,7 @@ from blockrelay.errors import BadRequest
 from blockrelay.protocol.encoding.prompt_logprobs import MAX_PROMPT_VALUES
 from blockrelay.protocol.messages import MAX_CHOICES
 from blockrelay.protocol.sampling_params import check_logprobs
+from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Identity
 from blockrelay_gateway.api.client_headers import ClientHeaders
@@ -69,12 +70,10 @@ class OpenAIRequests:
         if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
             raise BadRequest("max_tokens and max_completion_tokens contradict each other", param="max_tokens")
         newer = request.max_completion_tokens is not None
-        use = tool_use(request, self.builder.structured)
+        template, tokenizer = self._chats()
+        use, form = tool_use(request, self.builder.structured), template.call_form
+        calls = use.grammar(form, self.builder.structured, several=template.takes_several_calls) if use else None
         prompt = self.chat_prompt(request, keyed=bool(who.fingerprint), tools=use.shown if use else ())
-        assert self.template is not None and self.builder.tokenizer is not None, "it has rendered the prompt"
-        form = self.template.call_form
-        several = self.template.takes_several_calls
-        calls = use.grammar(form, self.builder.structured, several=several) if use else None
         names = who.names(n := choices_of(request))
         first = self.builder.text(
             request,
@@ -92,7 +91,7 @@ class OpenAIRequests:
                 logprobs="top_logprobs",
             ),
         )
-        return with_siblings(with_calls(first, form, self.builder.tokenizer) if use else first, names)
+        return with_siblings(with_calls(first, form, tokenizer) if use else first, names)
 
     def chat_prompt(
         self,
@@ -108,15 +107,14 @@ class OpenAIRequests:
         template writes, which has its own. `tools` are shown to the model. Raises BadRequest without a template, and
         for messages that it refuses.
         """
-        if self.template is None or self.builder.tokenizer is None:
-            raise BadRequest("the model has no chat template: use /v1/completions", param="messages")
+        template, _ = self._chats()
         if not request.messages:
             raise BadRequest("messages is empty", param="messages")
         messages = with_names([_message(message, index) for index, message in enumerate(request.messages)])
         answers, continues = request.add_generation_prompt is not False, bool(request.continue_final_message)
         if continues:
             _check_continued(messages, answers=answers)
-        text = self.template.render(
+        text = template.render(
             messages,
             keyed=keyed,
             answers=answers,
@@ -125,6 +123,12 @@ class OpenAIRequests:
             tools=tools,
         )
         return self.builder.encode(text, "messages", add_special_tokens=add_special_tokens)
+
+    def _chats(self) -> tuple[ChatTemplate, Tokenizer]:
+        """Returns the model's template and tokenizer. Raises BadRequest if it lacks one of them."""
+        if self.template is None or self.builder.tokenizer is None:
+            raise BadRequest("the model has no chat template: use /v1/completions", param="messages")
+        return self.template, self.builder.tokenizer
 
     def _prompts(self, prompt: object) -> list[list[int]]:
         """The token ids of each prompt in the field `prompt`. Raises BadRequest."""
