@@ -254,7 +254,8 @@ def structured_output(target: Target) -> None:
 
     completions = client(target).chat.completions
     answer = completions.parse(model=target.model, messages=MESSAGES, max_tokens=40, response_format=Person)
-    assert answer.choices[0].message.parsed.name in ("Tom", "Eva")
+    parsed = answer.choices[0].message.parsed
+    assert parsed is not None and parsed.name in ("Tom", "Eva")
 
 
 @case
