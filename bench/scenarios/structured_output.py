@@ -55,6 +55,10 @@ def wave(side: Side, bodies: Sequence[Mapping[str, Any]]) -> tuple[float, list[l
     return time.perf_counter() - began, answers
 
 
+def _status(side: Side, content: Mapping[str, Any]) -> int:
+    return httpx.post(f"{side.url}/v1/completions", json=content, timeout=600, trust_env=False).status_code
+
+
 def _tokens(side: Side, body: Mapping[str, Any]) -> list[int]:
     answer = httpx.post(f"{side.url}/v1/completions", json=body, timeout=600, trust_env=False)
     return answer.raise_for_status().json()["choices"][0]["token_ids"]
@@ -111,11 +115,9 @@ def beside_heavy(side: Side, rounds: int) -> None:
     for _ in range(rounds):
         plain, _ = wave(side, [*others, body(99, 200, ignore_eos=True)])
         with ThreadPoolExecutor(1) as thread:
-            heavy = thread.submit(
-                httpx.post, f"{side.url}/v1/completions", json=body(99, 200, grammar=HEAVY), timeout=600
-            )
+            heavy = thread.submit(_status, side, body(99, 200, grammar=HEAVY))
             beside, _ = wave(side, others)
-            status = heavy.result().status_code
+            status = heavy.result()
         ratios.append(plain / beside)
     pace = f"{median(ratios):.2f} of their pace beside a plain one"
     print(f"15 requests beside a heavy grammar ({status}): {pace}")

@@ -95,7 +95,7 @@ def test_an_image_for_gpus_installs_its_extra_and_computes_there(target: str) ->
     text = (ROOT / "deploy" / "Dockerfile").read_text()
     extra = target.removeprefix("worker-")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert extra in extras and f'install-service "[{extra}]"' in text
+    assert extra in extras and f'install-service "[structured,{extra}]"' in text
     stage = text.partition(f"FROM runtime AS {target}\n")[2].partition("\nFROM ")[0]
     assert f"COPY --from={target}-packages " in stage and f"BLOCKRELAY_GPU={extra}:0" in stage
     assert "BLOCKRELAY_DEVICE=gpu" in stage and 'CMD ["python", "-m", "blockrelay_worker"]' in stage
@@ -108,7 +108,7 @@ def test_no_stage_for_gpus_stands_above_a_target_for_cpus() -> None:
     stages = re.split(r"^FROM ", (ROOT / "deploy" / "Dockerfile").read_text(), flags=re.M)[1:]
     names = [stage.split()[2] for stage in stages]
     gpu = [
-        n for n, stage in zip(names, stages, strict=True) if re.search(r"\[cuda\]|\[webgpu\]|vulkan|DEVICE=gpu", stage)
+        n for n, stage in zip(names, stages, strict=True) if re.search(r",cuda\]|,webgpu\]|vulkan|DEVICE=gpu", stage)
     ]
     assert {"worker-cuda", "worker-cuda-packages", "worker-webgpu", "worker-webgpu-packages"} == set(gpu)
     targets = {one["build"]["target"] for one in services(COMPOSE).values() if "build" in one}

@@ -45,7 +45,7 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
 BAD: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "an unknown field": ("/v1/completions", {"prompt": "x", "max_token": 1}, 400, "max_token"),
     "an unknown value": ("/v1/completions", {"prompt": "x", "tool_choice": "any"}, 400, "tool_choice"),
-    "an unknown value of a field": ("/v1/chat/completions", {**CHAT, "n": 3}, 400, "n"),
+    "an unknown value of a field": ("/v1/chat/completions", {**CHAT, "modalities": ["audio"]}, 400, "modalities"),
     "a negative max_tokens": ("/v1/completions", {"prompt": "x", "max_tokens": -5}, 400, "max_tokens"),
     "too much for the context": ("/v1/completions", {"prompt": [3] * 512}, 400, "prompt"),
     "a token id out of range": ("/v1/completions", {"prompt": [1, 99999]}, 400, "prompt"),
@@ -186,5 +186,5 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing(gateway: 
 
 def test_curl_may_claim_that_its_json_is_a_form(gateway: RunningGateway) -> None:
     headers = {"content-type": "application/x-www-form-urlencoded"}
-    response = gateway.http.post("/v1/completions", content=b'{"prompt": "x", "n": 2}', headers=headers)
+    response = gateway.http.post("/v1/completions", content=b'{"prompt": "x", "n": 0}', headers=headers)
     assert response.json()["error"]["param"] == "n"

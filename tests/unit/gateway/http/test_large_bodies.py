@@ -105,7 +105,7 @@ def test_others_are_served_while_a_helper_reads(gateway: RunningGateway, worker:
 
 BODIES: dict[str, tuple[str, Any]] = {
     "an unknown field": ("/v1/completions", {"prompt": "x", "max_token": 1}),
-    "a refused value": ("/v1/chat/completions", {**CHAT, "n": 3}),
+    "a refused value": ("/v1/chat/completions", {**CHAT, "n": 0}),
     "an unknown model": ("/v1/completions", {"prompt": "x", "model": "gpt-4"}),
     "half a surrogate pair": ("/v1/completions", {"prompt": "x\ud83d"}),
     "too many tokens": ("/v1/completions", {"prompt": [3] * 512}),
