@@ -6,7 +6,7 @@ import { assert, run, target } from "./harness.mjs";
 const common = { model: target.model, apiKey: "unused", maxRetries: 0, maxTokens: 6, configuration: { baseURL: target.base } };
 const chat = (fields) => new ChatOpenAI({ ...common, ...fields });
 const prompt = "Tell me a story about a dog.";
-const schema = { type: "object", properties: { name: { type: "string" } }, required: ["name"] };
+const schema = { type: "object", properties: { name: { enum: ["Tom", "Eva"] } }, required: ["name"], additionalProperties: false };
 
 async function text(stream) {
   let said = "";
@@ -29,10 +29,16 @@ await run({
   "completion-stream": async () => assert(await text(await new OpenAI(common).stream("Once upon a time"))),
   "bind-tools": () =>
     chat().bindTools([{ type: "function", function: { name: "f", parameters: schema } }]).invoke(prompt),
-  "structured-output": () => chat().withStructuredOutput(schema, { name: "person", method: "jsonSchema" }).invoke(prompt),
+  "structured-output": async () => {
+    const asking = chat({ maxTokens: 40 }).withStructuredOutput(schema, { name: "person", method: "jsonSchema" });
+    assert(["Tom", "Eva"].includes((await asking.invoke(prompt)).name));
+  },
   "structured-output-by-tools": () =>
     chat().withStructuredOutput(schema, { name: "person", method: "functionCalling" }).invoke(prompt),
-  "json-mode": () => chat().withStructuredOutput(schema, { method: "jsonMode" }).invoke(prompt),
+  "json-mode": async () => {
+    const asking = chat().withStructuredOutput(schema, { method: "jsonMode", includeRaw: true });
+    assert((await asking.invoke(prompt)).raw.content.startsWith("{")); // which object, a larger model would know
+  },
   responses: () => chat({ useResponsesApi: true }).invoke(prompt),
   embeddings: () => new OpenAIEmbeddings(common).embedQuery("x"),
 });

@@ -8,7 +8,10 @@ const chat = (fields) => api.chat.completions.create({ model: target.model, mess
 
 async function text(stream) {
   let said = "";
-  for await (const chunk of stream) said += chunk.choices[0]?.delta?.content ?? chunk.choices[0]?.text ?? "";
+  for await (const chunk of stream) {
+    const choice = chunk.choices[0];
+    if (choice?.index === 0) said += choice.delta?.content ?? choice.text ?? "";
+  }
   return said;
 }
 

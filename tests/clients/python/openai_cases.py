@@ -16,7 +16,7 @@ def client(target: Target, **options: Any) -> OpenAI:
 
 
 def sends(target: Target) -> None:
-    """A chat with these fields is answered, streamed and not, with the same text."""
+    """A chat with these fields is answered, streamed and not, with the same text in its first choice."""
     api = client(target)
     fields: Any = {
         "model": target.model,
@@ -27,7 +27,8 @@ def sends(target: Target) -> None:
     }
     whole = api.chat.completions.create(**fields)
     with api.chat.completions.create(stream=True, **fields) as stream:
-        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+        choices = [choice for chunk in stream for choice in chunk.choices]
+    streamed = "".join(choice.delta.content or "" for choice in choices if choice.index == 0)
     assert whole.choices[0].message.content == streamed != ""
 
 
