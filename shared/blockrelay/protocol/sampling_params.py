@@ -117,10 +117,14 @@ class SamplingParams:
     @property
     def changes_logits(self) -> bool:
         """Whether logits change before a token is drawn: then a draw depends on the tokens before it."""
+        return bool(self.grammar) or self.edits_logits
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether single logits change by something else than a grammar, which only masks them."""
         return bool(
             self.logit_bias
             or self.bad_words
-            or self.grammar
             or self.min_tokens
             or self.presence_penalty
             or self.frequency_penalty

@@ -30,17 +30,21 @@ def draws_of(run: Run, logits: LogitRows, drafts: Sequence[int]) -> list[Draw]:
         return [Draw(row, run.params, run.seed, length + i) for i, row in enumerate(logits)]
     last = run.last
     assert last is not None and last.progress is not None, "it generates tokens"
+    masks = _masks(last.progress.grammar, drafts)
+    # No mask: the draft before was not allowed, so nothing behind it counts.
+    allowed = [masks[i] if i < len(masks) else None for i in range(len(logits))]
+    if not run.params.edits_logits:
+        rows = zip(logits, allowed, strict=True)
+        return [Draw(row, run.params, run.seed, length + i, None, mask) for i, (row, mask) in enumerate(rows)]
     if last.counts is None or last.counts.length > length:
         last.counts = TokenCounts(run.tokens, run.prompt_length)
     counts = last.counts
-    masks = _masks(last.progress.grammar, drafts)
     counts.add(run.tokens[counts.length :])
     tokens, draws = list(run.tokens), list[Draw]()
     for i, row in enumerate(logits):
         assert not isinstance(row, Largest), "this draw needs the whole row"
         changes = changes_of(row, run.params, counts, tokens, last.progress.end_ids)
-        # No mask: the draft before was not allowed, so nothing behind it counts.
-        draws.append(Draw(row, run.params, run.seed, length + i, changes, masks[i] if i < len(masks) else None))
+        draws.append(Draw(row, run.params, run.seed, length + i, changes, allowed[i]))
         counts.add(drafts[i : i + 1])
         tokens += drafts[i : i + 1]
     counts.take_back(drafts[: len(logits)])
