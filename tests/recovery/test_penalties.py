@@ -1,14 +1,12 @@
 """Requests with penalties, biases and forbidden words keep their tokens when workers die in the middle of them."""
 
-import os
-import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.support.systems.system import Job, StartSystem, assert_undisturbed, make_jobs, serve, start_all
+from tests.support.systems.system import Job, StartSystem, make_jobs, serve, serve_while_workers_die
 
 CHANGES: tuple[Mapping[str, Any], ...] = (
     {"repetition_penalty": 1.2},
@@ -32,8 +30,4 @@ def test_tokens_are_those_of_a_solo_run(start_system: StartSystem, stages: int) 
 
 def test_kill_9_changes_no_token(start_system: StartSystem) -> None:
     jobs = changed(make_jobs(10, seed=32, vocab=500, tokens=300))
-    system = start_system(stages=2, replicas=2)
-    start_all(system, jobs)
-    os.kill(system.pid_of(1), signal.SIGKILL)
-    os.kill(system.pid_of(0), signal.SIGKILL)
-    assert_undisturbed(system, jobs)
+    serve_while_workers_die(start_system(stages=2, replicas=2), jobs)

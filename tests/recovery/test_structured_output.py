@@ -1,14 +1,12 @@
 """Requests that follow a grammar keep their tokens in any batch, on any number of stages, and when workers die."""
 
-import os
-import signal
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher, grammar_from
 
-from tests.support.systems.system import Job, StartSystem, assert_undisturbed, make_jobs, serve, start_all
+from tests.support.systems.system import Job, StartSystem, make_jobs, serve, serve_while_workers_die
 
 FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 PERSON = {
@@ -48,8 +46,4 @@ def test_tokens_are_those_of_a_solo_run(start_system: StartSystem, stages: int) 
 
 def test_kill_9_changes_no_token(start_system: StartSystem) -> None:
     jobs = following(make_jobs(12, seed=42, vocab=500, tokens=300))
-    system = start_system(stages=2, replicas=2)
-    start_all(system, jobs)
-    os.kill(system.pid_of(1), signal.SIGKILL)
-    os.kill(system.pid_of(0), signal.SIGKILL)
-    assert_undisturbed(system, jobs)
+    serve_while_workers_die(start_system(stages=2, replicas=2), jobs)

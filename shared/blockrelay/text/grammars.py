@@ -51,11 +51,10 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, model: ModelConfig) -> None:
         """Needs the library, and a model with end tokens; `grammars_of` checks both."""
-        self._tokenizer, self._definition = tokenizer, tokenizer.definition
+        self._tokenizer, self._context = tokenizer, model.max_position
         self._vocab_size, self._eos_ids = model.vocab_size, list(model.eos_ids)
-        self._context = model.max_position
         self._tokens: LLTokenizer | None = None
-        digest = hashlib.sha256(f"{self._vocab_size} {self._eos_ids} {self._definition}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{self._vocab_size} {self._eos_ids} {tokenizer.definition}".encode()).hexdigest()
         #: Names what decides which tokens a grammar allows. Only workers of one id continue each other's answers.
         self.id = f"llguidance-{version('llguidance')}-{digest[:12]}"
 
@@ -117,7 +116,7 @@ class Grammars:
         if self._tokens is None:
             from llguidance import LLTokenizer
 
-            self._tokens = LLTokenizer(self._definition, n_vocab=self._vocab_size, eos_token=self._eos_ids)
+            self._tokens = LLTokenizer(self._tokenizer.definition, n_vocab=self._vocab_size, eos_token=self._eos_ids)
         return self._tokens
 
 

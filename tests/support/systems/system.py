@@ -322,6 +322,14 @@ def assert_undisturbed(system: System, jobs: Sequence[Job], golden: dict[str, li
     assert_nothing_is_held(system)
 
 
+def serve_while_workers_die(system: System, jobs: list[Job]) -> None:
+    """Begin the jobs, end two workers by kill -9, and see that the jobs end as if nothing had happened."""
+    start_all(system, jobs)
+    for worker in (1, 0):
+        os.kill(system.pid_of(worker), signal.SIGKILL)
+    assert_undisturbed(system, jobs)
+
+
 def serve(system: System, jobs: Sequence[Job], golden: dict[str, list[int]] | None = None) -> None:
     """Accept the jobs, and see that they end as if nothing had happened."""
     system.accept_all(jobs)

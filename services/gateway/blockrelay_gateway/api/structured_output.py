@@ -164,7 +164,7 @@ def _choice(options: object, param: str) -> str:
 def _grammar(text: object, param: str) -> str:
     """Returns the grammar of a text in Lark's notation, or in GBNF, llama.cpp's."""
     source = _check_text(text, param)
-    if "<[" in source:  # the library does not take such tokens back rightly when drafts were wrong
+    if "<[" in source:  # a number is another token in each model
         raise BadRequest(f"{param}: tokens by their numbers, as <[5]>, are not supported: use names", param=param)
     from llguidance import grammar_from
 

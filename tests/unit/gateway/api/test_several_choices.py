@@ -148,7 +148,7 @@ def test_a_stream_has_each_role_once_and_counts_the_prompt_once(gateway: Running
 
 
 def test_a_stream_goes_on_behind_any_event(gateway: RunningGateway, worker: PlayedWorker) -> None:
-    """By the same POST with its key, and by GET; with the roles that the client does not have yet."""
+    """A stream of choices goes on by the same POST and key, or by GET, with the roles that its client still lacks."""
     body: dict[str, Any] = {"messages": MESSAGES, "n": 2, "seed": 5, "return_token_ids": True, "stream": True}
     key = {"Idempotency-Key": "k"}
     with answering(worker, by_seed), gateway.http.stream("POST", CHAT, json=body, headers=key) as response:

@@ -109,7 +109,7 @@ def _rows(folder: BlockFolder, prompt: list[int]) -> list[NDArray[np.float32]]:
 
 
 def test_the_end_of_a_request_has_the_scores_of_its_prompt(w8a8: BlockFolder, cell: Cell) -> None:
-    """Beside requests without, with 0 tokens, and with a prompt that the cache knows."""
+    """A prompt has its scores beside other requests, without new tokens, and if the cache has its pages."""
     prompts = {"req-a": [7, 8, 9] * 30, "req-b": [7, 8, 9] * 30, "req-c": [11, 12, 13, 14], "req-d": [400]}
     limits = {"req-a": 8, "req-b": 3, "req-c": 0, "req-d": 2}
     with engine_running(w8a8, cell, broken=lambda executor: executor):

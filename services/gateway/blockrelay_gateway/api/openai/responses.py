@@ -133,7 +133,7 @@ class OpenAIFormat(ResponseFormat):
         return body
 
     def _content(self, answer: CollectedAnswer, active: ActiveRequest) -> dict[str, Any]:
-        """The fields of a choice with the text of the answer and its log probabilities."""
+        """The fields of a choice with text and log probabilities of the answer, and its end where calls change it."""
         raise NotImplementedError
 
     def _of_prompt(self, active: ActiveRequest) -> dict[str, Any]:
@@ -142,16 +142,13 @@ class OpenAIFormat(ResponseFormat):
             return {}
         return {"prompt_logprobs": by_token(active.body.prompt.tolist(), scores_of(active), listed, self._tokenizer)}
 
-    def _finish_reason(self, answer: CollectedAnswer, active: ActiveRequest) -> str | None:
-        return finish_reason(answer.end) if answer.end else None
-
     def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
         """The answer without streaming, with one choice for each of `requests`; every request has ended well."""
         choices = [
             {
                 "index": index,
+                "finish_reason": finish_reason(answer.end) if answer.end else None,
                 **self._content(answer, active),
-                "finish_reason": self._finish_reason(answer, active),
                 **in_force(active),
                 **self._ids(active, answer.token_ids, first=True),
             }
@@ -258,14 +255,14 @@ class ChatFormat(OpenAIFormat):
     prefix = "chatcmpl"
     object_name, chunk_name = "chat.completion", "chat.completion.chunk"
 
-    def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
-        """The answer without streaming (see `OpenAIFormat.whole`), with the prompt's log probabilities if asked for."""
-        return super().whole(answers, requests) | self._of_prompt(requests[0])
-
     def __init__(self, model: str, tokenizer: Tokenizer | None, options: ResponseOptions) -> None:
         """Prepares one answer; the arguments are those of OpenAIFormat."""
         super().__init__(model, tokenizer, options)
         self._cutters: dict[int, CallCutter | None] = {}
+
+    def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
+        """The answer without streaming (see `OpenAIFormat.whole`), with the prompt's log probabilities if asked for."""
+        return super().whole(answers, requests) | self._of_prompt(requests[0])
 
     def opening(self, active: ActiveRequest) -> dict[str, Any] | None:
         """The first event: the role of the message, without content."""
@@ -301,20 +298,17 @@ class ChatFormat(OpenAIFormat):
         if cutter is None:
             return
         pieces = [*cutter.push(delta.text), *(cutter.finish() if delta.end else [])]
-        role = {"role": choice["delta"]["role"]} if "role" in choice["delta"] else {}
-        choice["delta"] = {**role, **delta_of(pieces, active.id)}
+        choice["delta"].pop("content", None)
+        choice["delta"] |= delta_of(pieces, active.id)
         if delta.end and cutter.is_whole:
             choice["finish_reason"] = finish_reason(delta.end, calls=True)
 
-    def _finish_reason(self, answer: CollectedAnswer, active: ActiveRequest) -> str | None:
-        calls = message_of(answer.text, active.body.calls, active.id)[1]
-        return finish_reason(answer.end, calls=calls) if answer.end else None
-
     def _content(self, answer: CollectedAnswer, active: ActiveRequest) -> dict[str, Any]:
-        message, _ = message_of(answer.text, active.body.calls, active.id)
+        message, calls = message_of(answer.text, active.body.calls, active.id)
         return {
             "message": {"role": "assistant", **message, "refusal": None},
             "logprobs": self._logprobs(answer.tokens) if active.params.logprobs is not None else None,
+            **({"finish_reason": finish_reason(answer.end, calls=True)} if calls and answer.end else {}),
         }
 
     def _logprobs(self, deltas: Sequence[Delta]) -> dict[str, Any]:
