@@ -107,7 +107,8 @@ def _asked(fields: SamplingFields) -> Iterator[tuple[str, str, Any]]:
             elif value:
                 yield param, "json", {"type": "object"}
     for name, kind in _FIELDS.items():
-        if (value := getattr(fields, name)) is not None:
+        value = getattr(fields, name)
+        if value is not None and (name, value) != ("grammar", ""):  # llama.cpp's default, which its clients send
             yield name, kind, value
 
 

@@ -83,7 +83,10 @@ def test_other_kinds(requests: OpenAIRequests, name: str) -> None:
     assert complete(requests, **OTHERS[name]).params.grammar
 
 
-@pytest.mark.parametrize("neutral", [{}, {"response_format": {"type": "text"}}, {"structured_outputs": {}}])
+PLAIN = [{}, {"response_format": {"type": "text"}}, {"structured_outputs": {}}, {"grammar": ""}]
+
+
+@pytest.mark.parametrize("neutral", PLAIN)
 def test_requests_for_plain_text_have_no_grammar(requests: OpenAIRequests, neutral: dict[str, Any]) -> None:
     asked = complete(requests, **neutral)
     assert (asked.params.grammar, asked.body.grammar_id) == ("", "")
