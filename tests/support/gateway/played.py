@@ -31,6 +31,7 @@ from blockrelay_gateway.app import create_app
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http.server import server_config
 from tests.support.beside import beside
+from tests.support.gateway.documented import Documented
 from tests.support.redis.redis_server import RedisServer
 from tests.support.waiting import wait_until
 from tests.support.worker.registering import announce
@@ -239,7 +240,7 @@ def ending_gateway(settings: GatewaySettings) -> Iterator[EndingGateway]:
     app = create_app(settings)
     gateway = app.state.gateway
     server = GatewayServer(server_config(app, settings, gateway.bodies, gateway.drain), gateway)
-    with _in_a_thread(server, gateway) as (url, thread), httpx.Client(base_url=url, timeout=30) as http:
+    with _in_a_thread(server, gateway) as (url, thread), _client(url, app) as http:
         try:
             yield EndingGateway(url=url, gateway=gateway, http=http, server=server, thread=thread)
         finally:
@@ -253,8 +254,13 @@ def serving(app: FastAPI) -> Iterator[RunningGateway]:
     """As `running_gateway`, of an application that is there."""
     gateway = app.state.gateway
     server = uvicorn.Server(server_config(app, gateway.settings, gateway.bodies, gateway.drain))
-    with _in_a_thread(server, gateway) as (url, _), httpx.Client(base_url=url, timeout=30) as http:
+    with _in_a_thread(server, gateway) as (url, _), _client(url, app) as http:
         yield RunningGateway(url=url, gateway=gateway, http=http)
+
+
+def _client(url: str, app: FastAPI) -> httpx.Client:
+    """A client to whom every answer must come as it is documented."""
+    return httpx.Client(base_url=url, timeout=30, event_hooks=Documented(app).hooks())
 
 
 @contextmanager

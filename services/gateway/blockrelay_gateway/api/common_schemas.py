@@ -24,6 +24,11 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
+def example(**body: Any) -> ConfigDict:
+    """Returns the configuration of a model with this example in /openapi.json."""
+    return ConfigDict(json_schema_extra={"examples": [body]})
+
+
 class MaxSlowdown(Strict):
     """A value of `fallback`: a CPU takes over only where it is predicted to be fast enough."""
 

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import Response
 
 from blockrelay_gateway.api import state
+from blockrelay_gateway.api.answers.infer import InferError, QueuedInfer, SessionView, TensorResult, TextResult
 from blockrelay_gateway.api.body_route import OwnBodyRoute, described_by
 from blockrelay_gateway.api.infer import handlers, session_view
 from blockrelay_gateway.api.infer.responses import InferFormat, TensorAnswer
@@ -20,10 +21,14 @@ from blockrelay_gateway.streaming.event_ids import HEADER as LAST_EVENT_ID
 from blockrelay_gateway.streaming.event_ids import starting_after
 from blockrelay_gateway.streaming.responses import stream
 
-router = APIRouter(responses=openapi.WORK, route_class=OwnBodyRoute)
+router = APIRouter(route_class=OwnBodyRoute)
 
 
-@router.post("/v1/infer", dependencies=[described_by(InferRequest)])
+@router.post(
+    "/v1/infer",
+    dependencies=[described_by(InferRequest)],
+    responses=openapi.errors(InferError) | openapi.work(TensorResult | TextResult, QueuedInfer),
+)
 async def infer_once(request: Request) -> Response:
     """The tensor form or the text form."""
     gateway, tenant = state.of(request), authentication.of(request)
@@ -60,7 +65,7 @@ def _answer(done: handlers.Finished | None, headers: dict[str, str]) -> Response
     return JsonAnswer(done.body, status_code=status_of(done.error) if done.error else 200, headers=headers)
 
 
-@router.get("/v1/sessions/{session_id}", responses=openapi.ERRORS)
+@router.get("/v1/sessions/{session_id}", responses=openapi.ERRORS | openapi.answer(SessionView))
 async def session(session_id: str, request: Request) -> Response:
     """A session of tensor steps: its step and tokens, and the pages that it has filled on each stage."""
     return JsonAnswer(await session_view.view(state.of(request), authentication.of(request), session_id))

@@ -4,11 +4,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from blockrelay_gateway.api.common_schemas import SamplingFields, Whole
+from blockrelay_gateway.api.common_schemas import SamplingFields, Whole, example
 
 
 class InferRequest(SamplingFields):
     """POST /v1/infer and every message on its WebSocket: the tensor form or the text form."""
+
+    model_config = example(session_id="s1", step=1, input_tensors={"input_ids": [[1, 2, 3]]})
 
     id: str | int | None = Field(default=None, description="WebSocket only: comes back in every answer to this message")
     idempotency_key: str | None = Field(default=None, description="WebSocket only: as the header Idempotency-Key")

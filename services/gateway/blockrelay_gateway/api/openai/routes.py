@@ -6,6 +6,7 @@ from fastapi.responses import Response
 from blockrelay.observability import logs
 from blockrelay_gateway.admission.idempotency import HEADER
 from blockrelay_gateway.api import state
+from blockrelay_gateway.api.answers.openai import ChatCompletion, Completion, QueuedText
 from blockrelay_gateway.api.body_route import OwnBodyRoute, described_by
 from blockrelay_gateway.api.openai.prompt_answers import answer_bytes
 from blockrelay_gateway.api.openai.responses import (
@@ -29,17 +30,25 @@ from blockrelay_gateway.streaming.event_ids import HEADER as LAST_EVENT_ID
 from blockrelay_gateway.streaming.event_ids import starting_after
 from blockrelay_gateway.streaming.responses import collect, stream
 
-router = APIRouter(responses=openapi.WORK, route_class=OwnBodyRoute)
+router = APIRouter(responses=openapi.ERRORS, route_class=OwnBodyRoute)
 
 
-@router.post("/v1/completions", dependencies=[described_by(CompletionRequest)])
+@router.post(
+    "/v1/completions",
+    dependencies=[described_by(CompletionRequest)],
+    responses=openapi.work(Completion, QueuedText),
+)
 async def completions(request: Request) -> Response:
     """Continue one or more prompts."""
     body = await state.of(request).intake.body(request, BodyReader.completion)
     return await _answer(request, body, CompletionFormat)
 
 
-@router.post("/v1/chat/completions", dependencies=[described_by(ChatRequest)])
+@router.post(
+    "/v1/chat/completions",
+    dependencies=[described_by(ChatRequest)],
+    responses=openapi.work(ChatCompletion, QueuedText),
+)
 async def chat_completions(request: Request) -> Response:
     """Write the assistant's next message."""
     body = await state.of(request).intake.body(request, BodyReader.chat)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
-from blockrelay_gateway.api.common_schemas import SamplingFields, Strict, Whole
+from blockrelay_gateway.api.common_schemas import SamplingFields, Strict, Whole, example
 from blockrelay_gateway.api.openai.tools.schemas import Tool, ToolCall
 
 #: The values of each field that leave the text as it is; all others are refused.
@@ -80,6 +80,8 @@ class ChoiceFields(Strict):
 class CompletionRequest(SamplingFields, ChoiceFields, UnusedFields):
     """POST /v1/completions."""
 
+    model_config = example(prompt="Once upon a time", max_tokens=16, temperature=0.7, seed=7)
+
     prompt: Any = Field(description="text, token ids, a list of texts or a list of lists of token ids")
     logprobs: Whole | None = Field(
         default=None,
@@ -113,6 +115,10 @@ class ChatMessage(Strict):
 
 class ChatRequest(SamplingFields, ChoiceFields, UnusedFields):
     """POST /v1/chat/completions."""
+
+    model_config = example(
+        messages=[{"role": "user", "content": "Tell me of a garden."}], max_completion_tokens=16, temperature=0
+    )
 
     messages: list[ChatMessage] = Field(description="the conversation so far, rendered by the model's chat template")
     tools: list[Tool] | None = Field(

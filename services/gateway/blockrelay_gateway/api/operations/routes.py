@@ -22,6 +22,16 @@ from blockrelay.protocol.served_folder import ServedFolder
 from blockrelay.redis.registry import read_plan_async, read_workers_async
 from blockrelay_gateway import policy
 from blockrelay_gateway.api import state
+from blockrelay_gateway.api.answers.operations import (
+    Health,
+    Liveness,
+    Model,
+    ModelList,
+    PlanView,
+    ReadinessView,
+    Root,
+    Version,
+)
 from blockrelay_gateway.api.operations import scrape
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.http import authentication, openapi, sse
@@ -34,13 +44,13 @@ router = APIRouter(responses=openapi.ERRORS)
 CellName = Annotated[str | None, Query(description="of several cells; default: the gateway's own")]
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=openapi.answer(ModelList))
 async def models(request: Request) -> Response:
     """The one model of this cell."""
     return JsonAnswer({"object": "list", "data": [await _model(state.of(request))]})
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", responses=openapi.answer(Model | ModelList))
 async def model(name: str, request: Request) -> Response:
     """The model, if it is ours. Without a name: the list."""
     gateway = state.of(request)
@@ -50,7 +60,7 @@ async def model(name: str, request: Request) -> Response:
     return JsonAnswer(await _model(gateway))
 
 
-@router.get("/v1/plan")
+@router.get("/v1/plan", responses=openapi.answer(PlanView))
 async def plan(request: Request, cell: CellName = None) -> Response:
     """Which device runs which block, `{"block_1": "CPU", ...}`, in which stages, and why."""
     gateway = state.of(request)
@@ -62,7 +72,7 @@ async def plan(request: Request, cell: CellName = None) -> Response:
     return JsonAnswer({"object": "plan", "model": gateway.served.name, **_plan(current, workers)})
 
 
-@router.get("/v1/status/events", responses=openapi.EVENTS)
+@router.get("/v1/status/events", responses=openapi.events())
 async def status_events(request: Request) -> Response:
     """What every stage does from now on: a `node_status` at the start and at the end of each step of each request.
 
@@ -74,7 +84,7 @@ async def status_events(request: Request) -> Response:
     return sse.EventStream(events, listener, {"x-request-id": f"status-{token_hex(12)}"})
 
 
-@router.get("/livez")
+@router.get("/livez", responses=openapi.probe(Liveness))
 async def livez(request: Request) -> Response:
     """503 only when a restart of this process would help; says nothing about anything it needs."""
     stopped = state.of(request).cells.stopped()
@@ -83,7 +93,7 @@ async def livez(request: Request) -> Response:
     )
 
 
-@router.get("/readyz")
+@router.get("/readyz", responses=openapi.probe(ReadinessView))
 async def readyz(request: Request, question: Annotated[Question, Query(alias="for")] = "tokens") -> Response:
     """200 only when a token can be produced: Redis answers and every stage of the plan has a live worker.
 
@@ -96,22 +106,22 @@ async def readyz(request: Request, question: Annotated[Question, Query(alias="fo
     )
 
 
-@router.get("/health")
-@router.get("/v1/health")
-@router.get("/ping")
+@router.get("/health", responses=openapi.probe(Health))
+@router.get("/v1/health", responses=openapi.probe(Health))
+@router.get("/ping", responses=openapi.probe(Health))
 async def health(request: Request) -> Response:
     """What other servers call `/readyz`, without reasons: 503 exactly while no token could be produced."""
     ready, _ = await state.of(request).cells.readiness("tokens")
     return JsonAnswer({"status": "ok" if ready else "not ready"}, status_code=200 if ready else 503)
 
 
-@router.get("/version")
+@router.get("/version", responses=openapi.answer(Version))
 async def version() -> Response:
     """The release of this gateway."""
     return JsonAnswer({"version": __version__})
 
 
-@router.get("/")
+@router.get("/", responses=openapi.answer(Root))
 async def root(request: Request) -> Response:
     """What this is."""
     return JsonAnswer({"name": "blockrelay", "version": __version__, "model": state.of(request).served.name})

@@ -25,6 +25,7 @@ from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.transitions import calls
 from blockrelay_gateway.admission.idempotency import sibling
 from blockrelay_gateway.api import state
+from blockrelay_gateway.api.answers.requests import Provenance, RequestView, Trace
 from blockrelay_gateway.api.infer.responses import InferFormat
 from blockrelay_gateway.api.openai.responses import ChatFormat, CompletionFormat, ResponseOptions
 from blockrelay_gateway.api.openai.tools.answers import message_of
@@ -75,13 +76,13 @@ async def _read(
     return name, cell, record, log
 
 
-@router.get("/v1/requests/{request_id}")
+@router.get("/v1/requests/{request_id}", responses=openapi.answer(RequestView))
 async def show(request_id: PathId, request: Request) -> Response:
     """State, text so far, usage and what happened when."""
     return JsonAnswer(await _view(state.of(request), request_id, authentication.of(request).name))
 
 
-@router.get("/v1/requests/{request_id}/trace", description=TRACE_DESCRIPTION)
+@router.get("/v1/requests/{request_id}/trace", description=TRACE_DESCRIPTION, responses=openapi.answer(Trace))
 async def trace(request_id: PathId, request: Request) -> Response:
     """The spans and steps of a request that was sent with `trace: true`, in the trace event format.
 
@@ -108,7 +109,7 @@ async def trace(request_id: PathId, request: Request) -> Response:
     return JsonAnswer(await asyncio.to_thread(events))
 
 
-@router.get("/v1/requests/{request_id}/provenance")
+@router.get("/v1/requests/{request_id}/provenance", responses=openapi.answer(Provenance))
 async def ran(request_id: PathId, request: Request) -> Response:
     """Which workers computed which tokens: for each run the stages with worker, device, epoch and numerics id."""
     name, cell, record, log = await _read(state.of(request), request_id, authentication.of(request).name)
@@ -124,8 +125,8 @@ async def ran(request_id: PathId, request: Request) -> Response:
     )
 
 
-@router.delete("/v1/requests/{request_id}")
-@router.post("/v1/requests/{request_id}/cancel")
+@router.delete("/v1/requests/{request_id}", responses=openapi.answer(RequestView))
+@router.post("/v1/requests/{request_id}/cancel", responses=openapi.answer(RequestView))
 async def cancel(request_id: PathId, request: Request) -> Response:
     """End the request now, unless it has ended; of several choices, all. The answer is that of GET.
 
@@ -140,7 +141,7 @@ async def cancel(request_id: PathId, request: Request) -> Response:
     return JsonAnswer(await _view(gateway, request_id, tenant))
 
 
-@router.get("/v1/requests/{request_id}/events", responses=openapi.EVENTS)
+@router.get("/v1/requests/{request_id}/events", responses=openapi.events())
 async def events(
     request_id: PathId,
     request: Request,

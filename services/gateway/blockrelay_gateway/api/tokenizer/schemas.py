@@ -4,12 +4,14 @@ from typing import Any
 
 from pydantic import Field
 
-from blockrelay_gateway.api.common_schemas import Strict
+from blockrelay_gateway.api.common_schemas import Strict, example
 from blockrelay_gateway.api.openai.schemas import ChatMessage
 
 
 class TokenizeRequest(Strict):
     """POST /tokenize: a text in `prompt`, or a chat in `messages`."""
+
+    model_config = example(prompt="Once upon a time")
 
     model: str | None = Field(default=None, description="the model that is served, or leave it out")
     prompt: str | None = Field(default=None, description="a text; or send messages")
@@ -37,6 +39,8 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     """POST /detokenize."""
+
+    model_config = example(tokens=[1, 2, 3])
 
     model: str | None = Field(default=None, description="the model that is served, or leave it out")
     tokens: Any = Field(description="a list of token ids")
