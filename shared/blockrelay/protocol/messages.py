@@ -65,6 +65,7 @@ class RequestBody:
     gateway: str = ""  # id of the gateway that accepted it
     grammar_id: str = ""  # of the workers that read its grammar (`blockrelay.text.grammars`); "": it has none
     calls: str = ""  # the form in which its text may call tools, by its name in gateways; "": its text calls none
+    reasoning: str = ""  # whether its text begins with reasoning, as gateways write it; "": it does not
     shown: tuple[int, ...] = ()  # special tokens whose names are part of its text
     exact: bool = False  # never continues under another numerics id than that of its first token
     traced: bool = False  # stages write their steps to `Keys.trace`
@@ -112,6 +113,7 @@ class RequestBody:
                 gateway=text(m.get("gateway", "")),
                 grammar_id=text(m.get("grammar_id", "")),
                 calls=text(m.get("calls", "")),
+                reasoning=text(m.get("reasoning", "")),
                 shown=tokens(m.get("shown", [])),
                 exact=flag(m.get("exact", False)),
                 traced=flag(m.get("traced", False)),

@@ -74,6 +74,7 @@ class RequestView(InForce):
     model: str
     background: bool
     text: str
+    reasoning_content: str | None = Field(default=None, description="the part of the text that is reasoning")
     tool_calls: list[MessageCall] | None = Field(default=None, description="where the text calls tools")
     token_ids: list[int]
     finish_reason: FinishReason | None

@@ -8,6 +8,7 @@ from jinja2 import TemplateError
 
 from blockrelay.errors import BadRequest
 from blockrelay.text.template_environment import compiled, constants, template_environment
+from blockrelay_gateway.api.openai import reasoning
 from blockrelay_gateway.api.openai.message_forms import MessageForms, continued, text_of
 from blockrelay_gateway.api.openai.tools.formats import HERMES, shown_form
 from blockrelay_gateway.api.openai.tools.prompts import as_texts, with_fitting_ids
@@ -36,6 +37,8 @@ class ChatTemplate:
         self._shows_tools = shown is not None
         #: The form in which answers call tools.
         self.call_form = shown or HERMES
+        #: Whether the model reasons before it answers.
+        self.reasons = reasoning.is_shown(source)
         #: Whether a message may have several calls: Llama 3's templates refuse that, and so would the next request.
         self.takes_several_calls = self._takes_calls(2) or not self._takes_calls(1)
 

@@ -17,6 +17,8 @@ from blockrelay_gateway.admission.idempotency import Identity
 from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.choices import choices_of, with_siblings
+from blockrelay_gateway.api.openai.message_forms import text_of
+from blockrelay_gateway.api.openai.reasoning import TAIL_TOKENS, behind_prompt, with_reasoning, within
 from blockrelay_gateway.api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
 from blockrelay_gateway.api.openai.tools.prompts import call_of, with_names
 from blockrelay_gateway.api.openai.tools.use import tool_use, with_calls
@@ -91,6 +93,8 @@ class OpenAIRequests:
                 logprobs="top_logprobs",
             ),
         )
+        if template.reasons and (not first.params.grammar or (use and not use.required)):
+            first = with_reasoning(first, _reasoning(request, tokenizer.spell(prompt[-TAIL_TOKENS:])), tokenizer)
         return with_siblings(with_calls(first, form, tokenizer) if use else first, names)
 
     def chat_prompt(
@@ -198,6 +202,13 @@ def _check_continued(messages: Sequence[Mapping[str, Any]], *, answers: bool) ->
         raise BadRequest("continue_final_message needs a last message of the assistant", param="continue_final_message")
 
 
+def _reasoning(request: ChatRequest, tail: str) -> str:
+    """Returns the reasoning of the answer to a chat whose prompt ends with `tail`."""
+    if request.continue_final_message:
+        return within(text_of({"content": request.messages[-1].content or ""}))
+    return behind_prompt(tail) if request.add_generation_prompt is not False else ""
+
+
 def _message(message: ChatMessage, index: int) -> dict[str, Any]:
     """The fields of a message that the chat template gets: role, content, and what there is of name, calls and id."""
     param = f"messages.{index}"
@@ -209,6 +220,8 @@ def _message(message: ChatMessage, index: int) -> dict[str, Any]:
         calls = enumerate(message.tool_calls)
         plain["tool_calls"] = [call_of(call, f"{param}.tool_calls.{place}") for place, call in calls]
     others = {"name": message.name, "tool_call_id": message.tool_call_id}
+    if message.role == "assistant":
+        others["reasoning_content"] = message.reasoning_content
     return plain | {name: value for name, value in others.items() if value is not None}
 
 

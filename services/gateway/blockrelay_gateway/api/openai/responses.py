@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 from blockrelay.errors import BlockrelayError
 from blockrelay.protocol.messages import TokenLogprobs
 from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_gateway.api.openai.answer_parts import AnswerCutter, cutter_of, delta_of, message_of
 from blockrelay_gateway.api.openai.prompt_answers import by_token, echoed, legacy_lists, scores_of
-from blockrelay_gateway.api.openai.tools.answers import cutter_of, delta_of, message_of
-from blockrelay_gateway.api.openai.tools.cutter import CallCutter
 from blockrelay_gateway.http.errors import error_body
 from blockrelay_gateway.streaming.active_requests.active_request import ActiveRequest
 from blockrelay_gateway.streaming.deltas import CollectedAnswer, Delta, finish_reason
@@ -258,7 +257,7 @@ class ChatFormat(OpenAIFormat):
     def __init__(self, model: str, tokenizer: Tokenizer | None, options: ResponseOptions) -> None:
         """Prepares one answer; the arguments are those of OpenAIFormat."""
         super().__init__(model, tokenizer, options)
-        self._cutters: dict[int, CallCutter | None] = {}
+        self._cutters: dict[int, AnswerCutter | None] = {}
 
     def whole(self, answers: Sequence[CollectedAnswer], requests: Sequence[ActiveRequest]) -> dict[str, Any]:
         """The answer without streaming (see `OpenAIFormat.whole`), with the prompt's log probabilities if asked for."""
@@ -288,23 +287,23 @@ class ChatFormat(OpenAIFormat):
             **(in_force(active) if opens else {}),
             **self._ids(active, tokens, first=delta.position == 1),
         }
-        if active.body.calls:
+        if active.body.calls or active.body.reasoning:
             self._cut(choice, index, delta, active)
         return self._chunk(active, fingerprint, choice, delta)
 
     def _cut(self, choice: dict[str, Any], index: int, delta: Delta, active: ActiveRequest) -> None:
-        """Changes the `choice` of an event of an answer that may call tools."""
-        cutter = self._cutters.setdefault(index, cutter_of(active.body.calls))
+        """Changes the `choice` of an event of an answer that may call tools, or reasons before it answers."""
+        cutter = self._cutters.setdefault(index, cutter_of(active.body.calls, active.body.reasoning))
         if cutter is None:
             return
         pieces = [*cutter.push(delta.text), *(cutter.finish() if delta.end else [])]
         choice["delta"].pop("content", None)
         choice["delta"] |= delta_of(pieces, active.id)
-        if delta.end and cutter.is_whole:
+        if delta.end and cutter.ends_with_calls:
             choice["finish_reason"] = finish_reason(delta.end, calls=True)
 
     def _content(self, answer: CollectedAnswer, active: ActiveRequest) -> dict[str, Any]:
-        message, calls = message_of(answer.text, active.body.calls, active.id)
+        message, calls = message_of(answer.text, active.body.calls, active.body.reasoning, active.id)
         return {
             "message": {"role": "assistant", **message, "refusal": None},
             "logprobs": self._logprobs(answer.tokens) if active.params.logprobs is not None else None,

@@ -109,6 +109,9 @@ class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Any = Field(default=None, description="text, or a list of parts of type text")
     name: str | None = Field(default=None, description="for the chat template, which may do nothing with it")
+    reasoning_content: str | None = Field(
+        default=None, description="of the assistant: its reasoning, for the chat template, which may do nothing with it"
+    )
     tool_calls: list[ToolCall] | None = Field(default=None, description="of the assistant: what it called")
     tool_call_id: str | None = Field(default=None, description="of a message of the role `tool`: which call it answers")
 

@@ -27,8 +27,8 @@ from blockrelay_gateway.admission.idempotency import sibling
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.answers.requests import Provenance, RequestView, Trace
 from blockrelay_gateway.api.infer.responses import InferFormat
+from blockrelay_gateway.api.openai.answer_parts import message_of
 from blockrelay_gateway.api.openai.responses import ChatFormat, CompletionFormat, ResponseOptions
-from blockrelay_gateway.api.openai.tools.answers import message_of
 from blockrelay_gateway.api.state import Gateway
 from blockrelay_gateway.cells.cell import Cell
 from blockrelay_gateway.http import authentication, openapi, sse
@@ -216,7 +216,7 @@ async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any
     end = answer.end
     error = failure(end) if end else None
     new = len(answer.tokens)
-    message, calls = message_of(answer.text, body.calls, name)
+    message, calls = message_of(answer.text, body.calls, body.reasoning, name)
     return {
         "id": request_id,
         "object": "request",
@@ -227,7 +227,7 @@ async def _view(gateway: Gateway, request_id: str, tenant: str) -> dict[str, Any
         "model": gateway.served.name,
         "background": body.background,
         "text": answer.text,
-        **({"tool_calls": message["tool_calls"]} if "tool_calls" in message else {}),
+        **{part: message[part] for part in ("reasoning_content", "tool_calls") if part in message},
         "token_ids": answer.token_ids,
         "finish_reason": finish_reason(end, calls=calls) if end else None,
         "usage": {

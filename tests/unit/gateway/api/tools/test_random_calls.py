@@ -16,7 +16,8 @@ from blockrelay.protocol.messages import EndEntry, TokenEntry
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.text.grammars import Grammars, GrammarState, grammars_of
 from blockrelay.text.tokenizer import Tokenizer
-from blockrelay_gateway.api.openai.tools.answers import calls_of, cutter_of, delta_of, message_of
+from blockrelay_gateway.api.openai.answer_parts import cutter_of, delta_of, message_of
+from blockrelay_gateway.api.openai.tools.answers import calls_of
 from blockrelay_gateway.api.openai.tools.cutter import Piece
 from blockrelay_gateway.api.openai.tools.formats import FORMS, MARKS, CallForm
 from blockrelay_gateway.api.openai.tools.grammar import grammar_of_calls
@@ -127,7 +128,7 @@ def entries(tokens: Sequence[int], *, ended: bool) -> list[TokenEntry | EndEntry
 def pieces_by_position(words: Vocabulary, form: CallForm, tokens: Sequence[int], *, ended: bool) -> list[list[Piece]]:
     """What a stream has in the event of each position, from whatever gateway."""
     shown = [token for mark in form.marks for token in words.tokenizer.bytes.specials(mark)]
-    relay, cutter = Relay(words.tokenizer, SamplingParams(), EOS, (), shown), cutter_of(form.name)
+    relay, cutter = Relay(words.tokenizer, SamplingParams(), EOS, (), shown), cutter_of(form.name, "")
     assert cutter is not None
     found: list[list[Piece]] = []
     for entry in entries(tokens, ended=ended):
@@ -168,7 +169,7 @@ def test_random_calls(words: Vocabulary, form: CallForm, required: bool, count: 
         grammar = grammar_of_calls(form, functions, words.grammars, required=required, several=several)
         tokens, ended = walk(words, grammar, form, rng)
         text = text_of(words, form, tokens)
-        message, whole = message_of(text, form.name, "r")
+        message, whole = message_of(text, form.name, "", "r")
         calls = message.get("tool_calls", [])
         assert several or len(calls) <= 1
         if ended and (required or form.trigger in text):
@@ -188,7 +189,7 @@ def check_cuts(
     words: Vocabulary, form: CallForm, tokens: Sequence[int], text: str, rng: Random, *, ended: bool
 ) -> None:
     """The deltas of any positions are those of a stream from the start, and joined they are the whole answer."""
-    message, _ = message_of(text, form.name, "r")
+    message, _ = message_of(text, form.name, "", "r")
     by_position = pieces_by_position(words, form, tokens, ended=ended)
     deltas = [delta_of(pieces, "r") for pieces in by_position]
     assert joined(deltas) == message
@@ -197,8 +198,8 @@ def check_cuts(
         assert again[:position] == by_position[:position], "what a position adds does not depend on later tokens"
         so_far = calls_of([piece for pieces in by_position[:position] for piece in pieces], "r")
         begun = text_of(words, form, tokens[:position], ended=False)
-        assert message_of(begun, form.name, "r")[0].get("tool_calls", []) == so_far
-    cutter = cutter_of(form.name)
+        assert message_of(begun, form.name, "", "r")[0].get("tool_calls", []) == so_far
+    cutter = cutter_of(form.name, "")
     assert cutter is not None
     cuts = sorted(rng.choices(range(len(text) + 1), k=4))
     parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]

@@ -6,6 +6,7 @@ A cutter is a function of the text so far: however the text is divided, its piec
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from blockrelay_gateway.api.openai.reasoning import held_back
 from blockrelay_gateway.api.openai.tools.formats import CallForm
 
 
@@ -19,6 +20,8 @@ class Piece:
     """Index of the call; None: the piece is content."""
     name: str = ""
     """The function that is called, in the first piece of each call."""
+    is_reasoning: bool = False
+    """A piece of the reasoning before the content, and of no call."""
 
 
 class _Place(Enum):
@@ -81,9 +84,7 @@ class CallCutter:
             self._give(found, len(pending[:at].rstrip()))
             self._pending, self._place = pending[at + len(trigger) :], _Place.BETWEEN
             return True
-        lengths = range(min(len(pending), len(trigger) - 1), 0, -1)
-        begun = next((length for length in lengths if trigger.startswith(pending[-length:])), 0)
-        self._give(found, len(pending[: len(pending) - begun].rstrip()))
+        self._give(found, len(pending[: len(pending) - held_back(pending, trigger)].rstrip()))
         return False
 
     def _give(self, found: list[Piece], length: int) -> None:

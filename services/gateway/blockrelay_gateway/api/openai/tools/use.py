@@ -90,7 +90,7 @@ def tool_use(request: ChatRequest, structured: StructuredOutput) -> ToolUse | No
 def with_calls(asked: AdmissionRequest, form: CallForm, tokenizer: Tokenizer) -> AdmissionRequest:
     """Returns a request whose record says how its answer calls tools, so that any gateway can cut it."""
     shown = tuple(token for mark in form.marks for token in tokenizer.bytes.specials(mark))
-    return replace(asked, body=replace(asked.body, calls=form.name, shown=shown))
+    return replace(asked, body=replace(asked.body, calls=form.name, shown=(*asked.body.shown, *shown)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,107 @@
+"""What reasoning models write between `<think>` and `</think>` before they answer. Pure.
+
+A cutter is a function of the text so far: however the text is divided, its pieces joined are the same.
+"""
+
+from dataclasses import replace
+from enum import Enum, auto
+
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_gateway.admission.admission_request import AdmissionRequest
+
+OPEN, CLOSE = "<think>", "</think>"
+#: Values of `RequestBody.reasoning` beside "": the answer may begin with OPEN, or the prompt has it already.
+MAY_BEGIN, BEGUN = "may_begin", "begun"
+#: Tokens at the end of a prompt among which OPEN or CLOSE is found.
+TAIL_TOKENS = 16
+
+
+def is_shown(template: str) -> bool:
+    """Returns whether the model of a chat `template` reasons in this form."""
+    return CLOSE in template
+
+
+def behind_prompt(prompt: str) -> str:
+    """Returns the reasoning of the answer to a `prompt` at whose end the assistant's turn begins."""
+    end = prompt.rstrip()
+    if end.endswith(CLOSE):  # a template leaves no room for reasoning so
+        return ""
+    return BEGUN if end.endswith(OPEN) else MAY_BEGIN
+
+
+def within(message: str) -> str:
+    """Returns the reasoning of an answer that continues the assistant's `message`."""
+    return BEGUN if message.rfind(OPEN) > message.rfind(CLOSE) else ""
+
+
+def held_back(text: str, mark: str) -> int:
+    """Returns how many characters at the end of `text` may be the beginning of `mark`, which is not in it."""
+    lengths = range(min(len(text), len(mark) - 1), 0, -1)
+    return next((length for length in lengths if mark.startswith(text[-length:])), 0)
+
+
+def with_reasoning(asked: AdmissionRequest, reasoning: str, tokenizer: Tokenizer) -> AdmissionRequest:
+    """Returns a request whose record says how its answer reasons, so that any gateway can cut it."""
+    if not reasoning:
+        return asked
+    shown = tuple(token for mark in (OPEN, CLOSE) for token in tokenizer.bytes.specials(mark))
+    return replace(asked, body=replace(asked.body, reasoning=reasoning, shown=(*asked.body.shown, *shown)))
+
+
+class _Place(Enum):
+    BEFORE = auto()
+    REASONING = auto()
+    BEHIND = auto()
+    ANSWER = auto()
+
+
+class ReasoningCutter:
+    """Cuts the text of one answer, piece by piece. Blanks at the ends of the reasoning belong to neither part."""
+
+    def __init__(self, reasoning: str) -> None:
+        """`reasoning` is the request's, MAY_BEGIN or BEGUN."""
+        self._place = _Place.REASONING if reasoning == BEGUN else _Place.BEFORE
+        self._pending, self._has_reasoning = "", False
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Returns what is certain with the next `text`: the next of the reasoning, and of the answer behind it."""
+        self._pending += text
+        reasoning = ""
+        if self._place is _Place.BEFORE:
+            self._begin()
+        if self._place is _Place.REASONING:
+            reasoning = self._reasoning()
+        if self._place is _Place.BEHIND:
+            self._pending = self._pending.lstrip()
+            if self._pending:
+                self._place = _Place.ANSWER
+        return reasoning, self._take(len(self._pending)) if self._place is _Place.ANSWER else ""
+
+    def finish(self) -> tuple[str, str]:
+        """Returns the rest of both parts, at the end of the answer. Called once."""
+        rest = self._take(len(self._pending))
+        return (rest.rstrip(), "") if self._place is _Place.REASONING else ("", rest)
+
+    def _begin(self) -> None:
+        """Decides by the first characters whether the answer has reasoning."""
+        begun = self._pending.lstrip()
+        if begun.startswith(OPEN):
+            self._pending, self._place = begun[len(OPEN) :], _Place.REASONING
+        elif not OPEN.startswith(begun):
+            self._place = _Place.ANSWER
+
+    def _reasoning(self) -> str:
+        """Takes what is reasoning for certain: neither CLOSE nor blanks before it."""
+        if not self._has_reasoning:
+            self._pending = self._pending.lstrip()
+        pending, at = self._pending, self._pending.find(CLOSE)
+        certain = pending[: at if at >= 0 else len(pending) - held_back(pending, CLOSE)].rstrip()
+        self._has_reasoning = self._has_reasoning or bool(certain)
+        self._take(len(certain))
+        if at >= 0:
+            self._pending, self._place = pending[at + len(CLOSE) :], _Place.BEHIND
+        return certain
+
+    def _take(self, length: int) -> str:
+        taken, self._pending = self._pending[:length], self._pending[length:]
+        return taken
