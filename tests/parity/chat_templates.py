@@ -2,7 +2,8 @@
 
 It takes an archive that holds templates as `.../models/templates/*.jinja`, as the source distribution of
 llama-cpp-python does. Needs transformers and jinja2; `make parity-templates` fetches all of it. Each template gets the
-conversations below; both must render the same, or both refuse. Two things are ours, and asked of transformers in our
+conversations below; both must render the same, or both refuse. Tools, calls and their results are compared where the
+template shows tools in a form that we know. Two things are ours, and asked of transformers in our
 way: a developer's message is the system's where the template knows no developers, and parts of text are joined where
 the template does not walk through parts.
 """
@@ -18,6 +19,7 @@ from typing import Any, cast
 
 from blockrelay.errors import BadRequest
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
+from blockrelay_gateway.api.openai.tools.formats import shown_form
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 AT_LEAST = 60
@@ -28,11 +30,16 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages, and what the model is to do: answer, go on within the last one, or neither."""
+    """Messages, and what the model is to do: answer, go on within the last one, or neither; it may call `tools`."""
 
     messages: tuple[Message, ...]
     answers: bool = True
     continues: bool = False
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def speaks_of_tools(self) -> bool:
+        return bool(self.tools) or any(message["role"] == "tool" for message in self.messages)
 
 
 def _text(role: str, text: str, **more: Any) -> Message:
@@ -44,6 +51,16 @@ def _parts(role: str, *texts: str) -> Message:
 
 
 _CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "find", "arguments": {"é": [1]}}}
+_SCHEMA = {"type": "object", "properties": {"é": {"type": "array", "items": {"type": "integer"}}}, "required": ["é"]}
+_TOOLS = (
+    {"type": "function", "function": {"name": "find", "description": 'Find "é" <here>.', "parameters": _SCHEMA}},
+    {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": {"type": "object"}}},
+)
+_CALLED = (
+    _text("user", "Hi."),
+    _text("assistant", "", tool_calls=[_CALL]),
+    _text("tool", "42", tool_call_id="abcdefghi", name="find"),
+)
 CONVERSATIONS = {
     "user": Conversation((_text("user", "Hi."),)),
     "system": Conversation((_text("system", "Be brief."), _text("user", "Hi."))),
@@ -54,14 +71,11 @@ CONVERSATIONS = {
     "several assistants": Conversation(
         (_text("user", "Hi."), _text("assistant", "Yes?"), _text("assistant", "Well?"), _text("user", "So?"))
     ),
-    "tool": Conversation(
-        (
-            _text("user", "Hi."),
-            _text("assistant", "", tool_calls=[_CALL]),
-            _text("tool", "42", tool_call_id="abcdefghi", name="find"),
-            _text("user", "So?"),
-        )
-    ),
+    "tools": Conversation((_text("user", "Hi."),), tools=_TOOLS),
+    "tools and system": Conversation((_text("system", "Be brief."), _text("user", "Hi.")), tools=_TOOLS),
+    "a result": Conversation(_CALLED, tools=_TOOLS),
+    "a result, and more": Conversation((*_CALLED, _text("assistant", "So!"), _text("user", "So?")), tools=_TOOLS),
+    "a result without tools": Conversation((*_CALLED, _text("user", "So?"))),
     "parts": Conversation(
         (
             _parts("system", "Be brief."),
@@ -84,7 +98,12 @@ def ours(source: str, conversation: Conversation) -> str | None:
     """The prompt as Blockrelay renders it, None where it refuses."""
     template = ChatTemplate(source, special_tokens=SPECIAL_TOKENS)
     try:
-        return template.render(conversation.messages, answers=conversation.answers, continues=conversation.continues)
+        return template.render(
+            conversation.messages,
+            answers=conversation.answers,
+            continues=conversation.continues,
+            tools=conversation.tools,
+        )
     except BadRequest:
         return None
 
@@ -125,6 +144,7 @@ def _transformers(source: str, messages: list[Message], conversation: Conversati
     try:
         rendered, _ = render_jinja_template(
             [messages],
+            tools=list(conversation.tools) or None,
             chat_template=source,
             add_generation_prompt=conversation.answers,
             continue_final_message=conversation.continues,
@@ -151,7 +171,11 @@ def main() -> None:
     found = 0
     for name, source in templates(archive):
         found += 1
+        shows_tools = shown_form(source) is not None
+        counted["templates that show tools"] += shows_tools
         for kind, conversation in CONVERSATIONS.items():
+            if conversation.speaks_of_tools and not shows_tools:  # they reach it as texts of ours
+                continue
             mine, others = ours(source, conversation), theirs(source, conversation)
             # Some templates tell the time; a second may pass between the two.
             same = mine == others or (

@@ -65,9 +65,9 @@ def _valid(raw: bytes) -> bool:
         return False
 
 
-def _visible(text: str, stop: Sequence[str]) -> tuple[str, bool]:
-    """visible() by its definition: grow the text character by character."""
-    for end in range(1, len(text) + 1):
+def _visible(text: str, stop: Sequence[str], early: int = 0) -> tuple[str, bool]:
+    """visible() by its definition: grow the text character by character. What ends within the `early` ones is text."""
+    for end in range(early + 1, len(text) + 1):
         found = [s for s in stop if text[:end].endswith(s)]
         if found:
             return text[: end - max(map(len, found))], True
@@ -75,15 +75,16 @@ def _visible(text: str, stop: Sequence[str]) -> tuple[str, bool]:
     return text[: len(text) - held], False
 
 
-@given(_tokenizers, _prompts, _tokens, _stops)
+@given(_tokenizers, _prompts, _tokens, _stops, st.sampled_from([0, 0, 1, 5, 20]))
 def test_every_position_equals_the_computation_from_scratch(
-    tokenizer: Tokenizer, prompt: list[int], tokens: list[int], stop: list[str]
+    tokenizer: Tokenizer, prompt: list[int], tokens: list[int], stop: list[str], fewest: int
 ) -> None:
-    visible = VisibleText(tokenizer, SamplingParams(stop=tuple(stop)), prompt=prompt)
+    visible = VisibleText(tokenizer, SamplingParams(stop=tuple(stop), min_tokens=fewest, max_tokens=99), prompt=prompt)
     shown = ""
+    early = len(_after(tokenizer, prompt, tokens[:fewest], final=False))
     for position, token in enumerate(tokens, 1):
         shown += visible.push(token)
-        expected, stopped = _visible(_after(tokenizer, prompt, tokens[:position], final=False), stop)
+        expected, stopped = _visible(_after(tokenizer, prompt, tokens[:position], final=False), stop, early)
         assert (shown, visible.stopped) == (expected, stopped)
         if stopped:
             break

@@ -51,7 +51,7 @@ class SamplingParams:
                     taken from the logits of generated tokens: once, and for each time that they came; -2 to 2
     repetition_penalty
                     divides the logits above 0 of all tokens so far, and multiplies the others; 1 = no change
-    min_tokens      new tokens before which no EOS and no stop token is chosen; stop strings count from the first one
+    min_tokens      new tokens before which no EOS and no stop token is chosen, and no stop string ends the text
     bad_words       sequences of tokens whose last one is not chosen behind the others
     grammar         what the text follows, in the form of `blockrelay.text.grammars`; "" = anything
     use_cache       False: no KV is kept between tokens; each step computes all tokens before it again

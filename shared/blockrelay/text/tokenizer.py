@@ -187,10 +187,12 @@ class VisibleText:
         shown: Collection[int] = (),
     ) -> None:
         """`params`: those of the request; of its stop strings the one whose last character comes first ends the text,
-        and of several the longest. The text is cut before it. Tokens that end the request by their ids, such as
-        `eos_ids`, have no text. `prompt` has the tokens before the text, `shown` special tokens that have text."""
+        and of several the longest. The text is cut before it. One that ends within `min_tokens` tokens is text. Tokens
+        that end the request by their ids, such as `eos_ids`, have no text. `prompt` has the tokens before the text,
+        `shown` special tokens that have text."""
         self._text = IncrementalText(tokenizer, prompt, shown)
         self._stop = params.stop
+        self._left = params.min_tokens  # a stop string that ends within so many tokens ends nothing
         self._silent = params.end_ids(eos_ids)
         self._held = ""  # not given out yet: it may be the beginning of a stop string
         self._stopped = False
@@ -202,13 +204,18 @@ class VisibleText:
 
     def push(self, token: int) -> str:
         """Adds the next token p and returns what `visible(p)` adds to `visible(p - 1)`."""
+        too_early, self._left = self._left > 0, self._left - 1
         if self._stopped or token in self._silent:
             return ""
-        pending = self._held + self._text.push(token)
+        held, pending = len(self._held), self._held + self._text.push(token)
         if not self._stop:
             return pending
-        matches = [(start + len(text), start) for text in self._stop if (start := pending.find(text)) >= 0]
-        if matches:
+        matches = [  # that end in the text of this token: earlier ones ended too early
+            (start + len(text), start)
+            for text in self._stop
+            if (start := pending.find(text, max(0, held - len(text) + 1))) >= 0
+        ]
+        if matches and not too_early:
             self._stopped, self._held = True, ""
             return pending[: min(matches)[1]]
         cut = len(pending) - self._possible_start(pending)

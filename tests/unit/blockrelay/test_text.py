@@ -49,6 +49,13 @@ def test_a_stop_string_cuts_the_text_before_it(tokenizer: Tokenizer) -> None:
     assert visible.finish() == ""
 
 
+def test_a_stop_string_that_ends_within_the_fewest_tokens_is_text(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("one STOP two STOP")
+    for fewest, text in ((7, "one "), (8, "one STOP two "), (len(tokens), "one STOP two STOP")):
+        visible = VisibleText(tokenizer, SamplingParams(stop=("STOP",), min_tokens=fewest, max_tokens=99))
+        assert visible.push_all(tokens) + visible.finish() == text
+
+
 def test_what_was_held_back_is_shown_at_the_end(tokenizer: Tokenizer) -> None:
     assert _events(tokenizer, "wait ST", "STOP")[-1] == "ST"
 

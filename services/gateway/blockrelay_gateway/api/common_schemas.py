@@ -99,7 +99,9 @@ class SamplingFields(Strict):
         "their other ones; 1 = no change; default: the model's, else 1",
     )
     min_tokens: Whole | None = Field(
-        default=None, description="new tokens before which no end token and none of stop_token_ids is chosen"
+        default=None,
+        description="new tokens before which no end token and none of stop_token_ids is chosen, and no stop string "
+        "ends the text",
     )
     bad_words: list[str] | None = Field(default=None, description="up to 32 words that the answer does not have")
     response_format: dict[str, Any] | None = Field(

@@ -219,6 +219,7 @@ class Intake:
                 eos_ids=tuple(self._model.eos_ids),
                 tokenizer=self._tokenizer,
                 grammar=grammar,
+                shown=body.shown,
             )
             for token in committed:
                 advance(progress, token)

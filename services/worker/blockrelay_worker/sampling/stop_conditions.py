@@ -1,5 +1,6 @@
 """Decides where a request ends. No other code does."""
 
+from collections.abc import Collection
 from typing import Literal
 
 from blockrelay.protocol.sampling_params import SamplingParams
@@ -27,10 +28,12 @@ class Progress:
         eos_ids: tuple[int, ...],
         tokenizer: Tokenizer | None,
         grammar: GrammarState | None = None,
+        shown: Collection[int] = (),
     ) -> None:
         """`context` (the maximum number of tokens, prompt included) and `eos_ids` are the model's.
 
         `tokenizer` may be None if params.stop is empty. `grammar` is that of the request, before its first new token.
+        `shown` has special tokens whose names are part of the text.
         """
         assert tokenizer is not None or not params.stop, "stop strings need a tokenizer; requests are checked for it"
         self.end_ids = params.end_ids(eos_ids)
@@ -41,7 +44,9 @@ class Progress:
         #: Maximum number of tokens, prompt included.
         self.limit = min(len(prompt) + params.max_tokens, context)
         # Text is only needed to find stop strings; without them no token is decoded here.
-        self.text = VisibleText(tokenizer, params, eos_ids, prompt) if tokenizer is not None and params.stop else None
+        self.text = None
+        if tokenizer is not None and params.stop:
+            self.text = VisibleText(tokenizer, params, eos_ids, prompt, shown)
         #: Why the request ended; None before. "length" from the start if it may not have a single new token.
         self.finish_reason: FinishReason | None = "length" if self.length >= self.limit else None
 

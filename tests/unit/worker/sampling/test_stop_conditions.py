@@ -49,6 +49,16 @@ def test_a_stop_string_ends_it_with_the_token_that_completes_it(tokenizer: Token
     assert reasons == [None] * 5 + ["stop"]
 
 
+def test_a_stop_string_may_contain_the_name_of_a_special_token_that_is_shown(tokenizer: Tokenizer) -> None:
+    (mark,) = tokenizer.bytes.specials("</s>")
+    tokens = [*tokenizer.encode("a", add_special_tokens=False), mark]
+    for shown, reason in (((mark,), "stop"), ((), None)):
+        progress = Progress(
+            SamplingParams(stop=("a</",)), prompt=[0], context=50, eos_ids=(), tokenizer=tokenizer, shown=shown
+        )
+        assert [advance(progress, token) for token in tokens] == [None, reason]
+
+
 def test_nothing_comes_behind_the_end() -> None:
     with pytest.raises(AssertionError, match="finished"):
         _reasons([1, 5])
