@@ -3,7 +3,7 @@
 from tests.clients.table import FOLDER, clients
 
 #: So many cases work. It grows with them, and never shrinks.
-AT_LEAST = 220
+AT_LEAST = 222
 
 
 def test_what_worked_once_must_work() -> None:

@@ -36,9 +36,9 @@ REFUSALS = (
 STATUSES = ("400", "401", "403", "404", "408", "409", "413", "421", "422", "429", "499", "500", "503", "504")
 #: Fields of OpenAI's requests that change nothing here (`blockrelay_gateway.api.openai.strictness`).
 IGNORED_FIELDS = (
-    *("client_metadata", "messages", "metadata", "moderation", "prompt_cache_key", "prompt_cache_options"),
-    *("prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier", "store", "stream_options"),
-    *("user", "verbosity"),
+    *("client_metadata", "messages", "metadata", "moderation", "prediction", "prompt_cache_key"),
+    *("prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier"),
+    *("store", "stream_options", "user", "verbosity"),
 )
 #: How it ended that a gateway kept requests: there was room, or none until the end, or the client left.
 KEPT_OUTCOMES = ("accepted", "refused", "left")
