@@ -38,6 +38,7 @@ _MEANINGS = {
     408: "the body did not arrive in time",
     409: "the session expects another step",
     413: "the body is over the limit",
+    415: "the body is compressed",
     421: "sent to a name that is not ours; see --allowed-hosts",
     422: "the Idempotency-Key was used with another body",
     429: "over the quota of the API key; see Retry-After",
