@@ -76,6 +76,11 @@ def test_calls_may_follow_reasoning_that_speaks_of_calls() -> None:
     assert call["function"] == {"name": "f", "arguments": "{}"}
 
 
+@pytest.mark.parametrize("text", ["<t", " ", "Hi <tool", ""])
+def test_an_answer_that_ends_before_reasoning_or_calls_loses_nothing(text: str) -> None:
+    assert message_of(text, HERMES.name, MAY_BEGIN, "r") == ({"content": text}, False)
+
+
 @pytest.mark.parametrize(
     ("end", "expected"), [("assistant: ", MAY_BEGIN), ("a: <think>\n", BEGUN), ("<think>\n\n</think>\n\n", "")]
 )

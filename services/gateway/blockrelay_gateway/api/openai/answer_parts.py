@@ -30,8 +30,8 @@ class AnswerCutter:
     def finish(self) -> list[Piece]:
         """Returns the rest, at the end of the answer. Called once."""
         reasoning, answer = self._reasoning.finish() if self._reasoning else ("", "")
-        rest = self._calls.finish() if self._calls else []
-        return [*_reasoned(reasoning), *self._answered(answer), *rest]
+        pieces = [*_reasoned(reasoning), *self._answered(answer)]
+        return [*pieces, *(self._calls.finish() if self._calls else [])]
 
     def _answered(self, text: str) -> list[Piece]:
         if self._calls is not None:
