@@ -156,6 +156,7 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a repetition penalty of zero": ({"repetition_penalty": 0}, "repetition_penalty"),
     "a bias for a word": ({"logit_bias": {"the": 1}}, "logit_bias"),
     "a bias for a token that is not there": ({"logit_bias": {"512": 1}}, "logit_bias"),
+    "a bias for a token of very many digits": ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     "a bias for one token twice": ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
     "too large a bias": ({"logit_bias": {"5": 101}}, "logit_bias"),
     "too many biases": ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias"),
