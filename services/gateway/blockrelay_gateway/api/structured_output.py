@@ -124,7 +124,8 @@ def _response_format(form: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
         yield "response_format.json_schema.schema", "json", schema
     elif kind != "text":
         message = "response_format.type must be text, json_object or json_schema"
-        raise BadRequest(f"{message}, not {json.dumps(kind)[:40]}", param="response_format.type")
+        named = json.dumps(kind)[:40] if isinstance(kind, str) else "another type"  # which may be nested without end
+        raise BadRequest(f"{message}, not {named}", param="response_format.type")
 
 
 def _json(schema: object, param: str) -> str:

@@ -18,8 +18,11 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required"
 
 
 def nested(levels: int) -> dict[str, Any]:
-    """A schema of lists in lists."""
-    return {"type": "array", "items": nested(levels - 1)} if levels else {}
+    """A schema of lists in lists, which may be deeper than recursion goes."""
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
 
 
 #: Spellings of one wish.
@@ -46,6 +49,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no type": ({"response_format": {}}, "response_format.type"),
     "another type": ({"response_format": {"type": "xml"}}, "response_format.type"),
+    "a type that is nested": ({"response_format": {"type": nested(2000)}}, "response_format.type"),
     "no schema": ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
     "a schema that is a list": ({"guided_json": []}, "guided_json"),
     "a schema that is no JSON": ({"guided_json": "{"}, "guided_json"),
