@@ -124,7 +124,7 @@ class BodyReader:
             ignored = ignored_fields(body, strict=sender.headers.strict)
             requests = self.openai.completion(body, sender.headers, self._identify(body, sender, "completion"))
             return Read(content=_text(body, requests, ignored, body.stream_options))
-        except BlockrelayError as error:
+        except (BlockrelayError, RecursionError) as error:
             return _refused(error)
 
     def chat(self, raw: bytes, sender: RequestOrigin) -> Read[Text]:
@@ -137,7 +137,7 @@ class BodyReader:
             ignored = ignored_fields(body, strict=sender.headers.strict)
             requests = self.openai.chat(body, sender.headers, self._identify(body, sender, "chat"))
             return Read(content=_text(body, requests, ignored, body.stream_options))
-        except BlockrelayError as error:
+        except (BlockrelayError, RecursionError) as error:
             return _refused(error)
 
     def tokenize(self, raw: bytes, sender: RequestOrigin) -> Read[TokenizerAnswer]:
@@ -148,14 +148,14 @@ class BodyReader:
             body = _validated(TokenizeRequest, parsed)
             del parsed
             return Read(content=tokenized(self.openai, body, strict=sender.headers.strict))
-        except BlockrelayError as error:
+        except (BlockrelayError, RecursionError) as error:
             return _refused(error)
 
     def detokenize(self, raw: bytes, sender: RequestOrigin) -> Read[TokenizerAnswer]:
         """Reads a body of POST /detokenize, and answers it."""
         try:
             return Read(content=detokenized(self.openai, _validated(DetokenizeRequest, _parsed(raw))))
-        except BlockrelayError as error:
+        except (BlockrelayError, RecursionError) as error:
             return _refused(error)
 
     def infer(self, raw: bytes, sender: RequestOrigin) -> Read[Text | Tensors]:
@@ -172,7 +172,7 @@ class BodyReader:
                 message = f"idempotency_key is for messages on the WebSocket: send the header {HEADER}"
                 raise BadRequest(message, param=HEADER)
             return Read(content=self._infer(body, sender), session_id=session)
-        except BlockrelayError as error:
+        except (BlockrelayError, RecursionError) as error:
             return _refused(error, session=session)
 
     def message(self, raw: bytes, sender: RequestOrigin) -> Read[Text | Tensors]:
@@ -186,7 +186,7 @@ class BodyReader:
             keys = () if body.idempotency_key is None else (body.idempotency_key,)
             content = self._infer(body, RequestOrigin(sender.tenant, sender.headers, keys))
             return Read(content=content, session_id=session, name=name)
-        except BlockrelayError as error:
+        except (BlockrelayError, RecursionError) as error:
             return _refused(error, session=session, name=name)
 
     def _check_messages(self, parsed: object) -> None:
@@ -299,8 +299,15 @@ def _text(
     )
 
 
-def _refused(error: BlockrelayError, *, session: str | None = None, name: str | int | None = None) -> Read[Any]:
-    """A refused body; the error keeps no frames, because they refer to the body and its parsed JSON."""
+def _refused(
+    error: BlockrelayError | RecursionError, *, session: str | None = None, name: str | int | None = None
+) -> Read[Any]:
+    """A refused body; the error keeps no frames, because they refer to the body and its parsed JSON.
+
+    A RecursionError means that it was nested just so that it could be parsed, and no more.
+    """
+    if isinstance(error, RecursionError):
+        error = unreadable(error)
     error.__cause__ = error.__context__ = None
     return Read(refusal=error.with_traceback(None), session_id=session, name=name)
 

@@ -30,6 +30,8 @@ from blockrelay_gateway.policy import EXPECTED_TOKENS, MAX_TIMEOUT_S
 
 #: The most characters of `cache_salt`.
 MAX_SALT = 256
+#: More digits than any token id has.
+_ID_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +221,7 @@ class RequestBuilder:
 def _bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     """Returns the pairs of `logit_bias`, whose names are token ids. Raises BadRequest for other names."""
     for name in bias:
-        if not (name.isascii() and name.isdecimal()):
+        if not (name.isascii() and name.isdecimal() and len(name) <= _ID_DIGITS):
             raise BadRequest(f"logit_bias: {name[:40]!r} is not a token id", param="logit_bias")
     return tuple((int(name), float(value)) for name, value in bias.items())
 

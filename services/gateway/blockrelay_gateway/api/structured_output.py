@@ -90,7 +90,7 @@ class StructuredOutput:
 
     def json_grammar(self, schema: Mapping[str, Any], param: str) -> str:
         """Returns a checked JSON schema as Lark grammars contain it, behind `%json`. Raises BadRequest."""
-        text = check_size(json.dumps({**with_patterns(schema), "x-guidance": _JSON_FORM}), param)
+        text = _written(schema, param)
         self.made(lambda _: f"start: %json {text}", param)
         return text
 
@@ -124,7 +124,8 @@ def _response_format(form: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
         yield "response_format.json_schema.schema", "json", schema
     elif kind != "text":
         message = "response_format.type must be text, json_object or json_schema"
-        raise BadRequest(f"{message}, not {json.dumps(kind)[:40]}", param="response_format.type")
+        named = json.dumps(kind)[:40] if isinstance(kind, str) else "another type"  # which may be nested without end
+        raise BadRequest(f"{message}, not {named}", param="response_format.type")
 
 
 def _json(schema: object, param: str) -> str:
@@ -142,7 +143,7 @@ def _json(schema: object, param: str) -> str:
     check_depth(schema, param)
     from llguidance import LLMatcher
 
-    text = check_size(json.dumps(with_patterns(schema)), param)
+    text = _written(cast(Mapping[str, Any], schema), param)
     return LLMatcher.grammar_from_json_schema(text, overrides=_JSON_FORM)
 
 
@@ -191,6 +192,20 @@ def check_size(text: str, param: str) -> str:
     if (size := len(text.encode())) > MAX_BYTES:
         raise BadRequest(f"{param} has {size} bytes; at most {MAX_BYTES} are read", param=param)
     return text
+
+
+def _written(schema: Mapping[str, Any], param: str) -> str:
+    """Returns the text of a JSON schema that is not nested too deep, with the form of its JSON.
+
+    What it says itself to llguidance is left out: that can switch off keywords. Raises BadRequest if it is too large,
+    not Unicode, or has a number that JSON does not have.
+    """
+    changed = {**with_patterns(schema), "x-guidance": _JSON_FORM}
+    try:
+        check_size(json.dumps(changed, ensure_ascii=False, allow_nan=False), param)
+    except ValueError:
+        raise BadRequest(f"{param} has NaN or an infinite number, which JSON does not have", param=param) from None
+    return check_size(json.dumps(changed), param)
 
 
 def check_depth(schema: object, param: str) -> None:

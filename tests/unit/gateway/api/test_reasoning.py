@@ -15,7 +15,7 @@ from blockrelay_gateway.api.openai.answer_parts import cutter_of, delta_of, mess
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.reasoning import BEGUN, MAY_BEGIN, behind_prompt, within
 from blockrelay_gateway.api.openai.requests import OpenAIRequests
-from blockrelay_gateway.api.openai.tools.formats import HERMES
+from blockrelay_gateway.api.openai.tools.formats import HERMES, LLAMA, MISTRAL_ARGS, CallForm
 from tests.support.gateway.openai_requests import chat
 from tests.support.gateway.played import PlayedWorker, answering, running_gateway
 
@@ -68,12 +68,34 @@ def test_parts_are_a_function_of_the_text(name: str) -> None:
         assert (joined(deltas, "reasoning_content"), joined(deltas, "content")) == (thought, content or "")
 
 
-def test_calls_may_follow_reasoning_that_speaks_of_calls() -> None:
-    text = f"<think>I write {CALL}.</think>\n\nLet me see.\n{CALL}"
-    message, whole = message_of(text, HERMES.name, MAY_BEGIN, "r")
-    assert whole and message["reasoning_content"] == f"I write {CALL}." and message["content"] == "Let me see."
-    (call,) = message["tool_calls"]
-    assert call["function"] == {"name": "f", "arguments": "{}"}
+@pytest.mark.parametrize("before", ["<think>\nhm\n</think>\n\n", "<think>hm ", "<think>hm</thi", "<think>"])
+@pytest.mark.parametrize("form", [HERMES, MISTRAL_ARGS], ids=lambda form: form.name)
+def test_calls_end_the_reasoning_in_which_they_stand(before: str, form: CallForm) -> None:
+    call = CALL if form is HERMES else "[TOOL_CALLS]f[ARGS]{}"
+    message, whole = message_of(before + call, form.name, MAY_BEGIN, "r")
+    assert whole and message["content"] is None
+    assert message.get("reasoning_content", "") in before
+    (made,) = message["tool_calls"]
+    assert made["function"] == {"name": "f", "arguments": "{}"}
+    cutter = cutter_of(form.name, MAY_BEGIN)
+    assert cutter is not None
+    deltas = [delta_of(cutter.push(letter), "r") for letter in before + call]
+    assert joined(deltas, "reasoning_content") == message.get("reasoning_content", "")
+    assert not joined(deltas, "content") and any("tool_calls" in delta for delta in deltas)
+
+
+@pytest.mark.parametrize("answer", ['{"a": 1}', "<|python_tag|>x", "Hi"])
+def test_calls_that_lead_are_none_behind_reasoning(answer: str) -> None:
+    expected = {"content": answer, "reasoning_content": "hm"}
+    assert message_of(f"<think>hm</think>\n{answer}", LLAMA.name, MAY_BEGIN, "r") == (expected, False)
+    assert message_of(f"hm</think>{answer}", LLAMA.name, BEGUN, "r") == (expected, False)
+    _, whole = message_of('{"name": "f", "parameters": {}}', LLAMA.name, MAY_BEGIN, "r")
+    assert whole
+
+
+@pytest.mark.parametrize("text", ["<t", " ", "Hi <tool", ""])
+def test_an_answer_that_ends_before_reasoning_or_calls_loses_nothing(text: str) -> None:
+    assert message_of(text, HERMES.name, MAY_BEGIN, "r") == ({"content": text}, False)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from blockrelay.block_folder.manifest import GenerationDefaults
 from blockrelay.errors import BadRequest, ContextLengthExceeded, NotFound
 from blockrelay.observability.traceparent import clean_traceparent
 from blockrelay.protocol.sampling_params import derive_seed
+from blockrelay.settings import GatewaySettings
 from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission.idempotency import random_identity
 from blockrelay_gateway.api.client_headers import ClientHeaders
@@ -19,6 +20,7 @@ from blockrelay_gateway.api.infer.schemas import InferRequest
 from blockrelay_gateway.api.openai.requests import OpenAIRequests
 from blockrelay_gateway.api.openai.schemas import IGNORED, REFUSED, CompletionRequest
 from blockrelay_gateway.api.openai.strictness import ignored_fields
+from blockrelay_gateway.api.reading import BodyReader, RequestOrigin, reading_of
 from tests.support.gateway.openai_requests import chat, complete
 
 
@@ -156,6 +158,7 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a repetition penalty of zero": ({"repetition_penalty": 0}, "repetition_penalty"),
     "a bias for a word": ({"logit_bias": {"the": 1}}, "logit_bias"),
     "a bias for a token that is not there": ({"logit_bias": {"512": 1}}, "logit_bias"),
+    "a bias for a token of very many digits": ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     "a bias for one token twice": ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
     "too large a bias": ({"logit_bias": {"5": 101}}, "logit_bias"),
     "too many biases": ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias"),
@@ -292,3 +295,20 @@ def test_a_text_that_is_too_long_by_its_beginning_is_not_tokenised_whole(
     monkeypatch.setattr(tokenizer, "longest", 1 << 30)
     longer = replace(requests.builder, model=replace(requests.builder.model, max_position=1 << 20))
     assert longer.encode(whole, "prompt") == tokenizer.encode(whole), "one that may fit is tokenised as ever"
+
+
+def test_no_nesting_that_can_be_parsed_fails_later(folder: BlockFolder) -> None:
+    reader = reading_of(GatewaySettings(model=folder.root), folder)
+    bodies = {
+        BodyReader.chat: '{"messages": [{"role": "user", "content": "x"}], "user": %s}',
+        BodyReader.completion: '{"prompt": "x", "user": %s}',
+        BodyReader.infer: '{"prompt": "x", "input_tensors": {"a": %s}}',
+    }
+    sender = RequestOrigin("t", ClientHeaders(), ("key",))
+    for read, body in bodies.items():
+        refused = [
+            reading.refusal
+            for levels in range(800, 1000)
+            if (reading := read(reader, (body % ("[" * levels + "]" * levels)).encode(), sender)).refusal
+        ]
+        assert refused and all(isinstance(one, BadRequest) for one in refused)

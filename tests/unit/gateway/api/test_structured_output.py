@@ -18,8 +18,11 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required"
 
 
 def nested(levels: int) -> dict[str, Any]:
-    """A schema of lists in lists."""
-    return {"type": "array", "items": nested(levels - 1)} if levels else {}
+    """A schema of lists in lists, which may be deeper than recursion goes."""
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
 
 
 #: Spellings of one wish.
@@ -46,6 +49,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no type": ({"response_format": {}}, "response_format.type"),
     "another type": ({"response_format": {"type": "xml"}}, "response_format.type"),
+    "a type that is nested": ({"response_format": {"type": nested(2000)}}, "response_format.type"),
     "no schema": ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
     "a schema that is a list": ({"guided_json": []}, "guided_json"),
     "a schema that is no JSON": ({"guided_json": "{"}, "guided_json"),
@@ -54,6 +58,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "too deep": ({"guided_json": nested(70)}, "guided_json"),
     "too large": ({"guided_json": {"enum": ["x" * 100] * 700}}, "guided_json"),
     "half of a surrogate pair": ({"guided_regex": "\ud800"}, "guided_regex"),
+    "half of a surrogate pair in a schema": ({"guided_json": {"const": "\ud800"}}, "guided_json"),
+    "a number that JSON does not have": ({"guided_json": {"type": "number", "minimum": float("nan")}}, "guided_json"),
+    "a switch of the library's": ({"guided_json": {"x-guidance": {"lenient": True}, "not": {}}}, "guided_json"),
     "a schema that contains itself": ({"json_schema": {"$ref": "#"}}, "json_schema"),
     "a reference to another host": ({"json_schema": {"$ref": "http://example.com/a"}}, "json_schema"),
     "an empty regex": ({"guided_regex": ""}, "guided_regex"),

@@ -15,7 +15,10 @@ class AnswerCutter:
     def __init__(self, form: CallForm | None, reasoning: str) -> None:
         """`form` is that of calls in the answer; `reasoning` is the request's."""
         self._calls = CallCutter(form) if form is not None else None
-        self._reasoning = ReasoningCutter(reasoning) if reasoning else None
+        self._leads = form is not None and form.leading
+        # Nothing but calls follows a trigger, also within reasoning.
+        trigger = form.trigger if form is not None and not form.leading else ""
+        self._reasoning = ReasoningCutter(reasoning, trigger) if reasoning else None
 
     @property
     def ends_with_calls(self) -> bool:
@@ -25,13 +28,15 @@ class AnswerCutter:
     def push(self, text: str) -> list[Piece]:
         """Returns what is certain with the next `text`."""
         reasoning, answer = self._reasoning.push(text) if self._reasoning else ("", text)
+        if self._leads and self._reasoning and self._reasoning.has_begun:  # calls would stand at the very beginning
+            self._calls = None
         return [*_reasoned(reasoning), *self._answered(answer)]
 
     def finish(self) -> list[Piece]:
         """Returns the rest, at the end of the answer. Called once."""
         reasoning, answer = self._reasoning.finish() if self._reasoning else ("", "")
-        rest = self._calls.finish() if self._calls else []
-        return [*_reasoned(reasoning), *self._answered(answer), *rest]
+        pieces = [*_reasoned(reasoning), *self._answered(answer)]
+        return [*pieces, *(self._calls.finish() if self._calls else [])]
 
     def _answered(self, text: str) -> list[Piece]:
         if self._calls is not None:

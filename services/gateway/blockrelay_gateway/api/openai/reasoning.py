@@ -58,8 +58,11 @@ class _Place(Enum):
 class ReasoningCutter:
     """Cuts the text of one answer, piece by piece. Blanks at the ends of the reasoning belong to neither part."""
 
-    def __init__(self, reasoning: str) -> None:
-        """`reasoning` is the request's, MAY_BEGIN or BEGUN."""
+    def __init__(self, reasoning: str, trigger: str = "") -> None:
+        """`reasoning` is the request's, MAY_BEGIN or BEGUN. A `trigger`, behind which calls follow, ends it too."""
+        self._trigger = trigger
+        #: Whether the answer has reasoning, perhaps an empty one, as far as the text so far says.
+        self.has_begun = reasoning == BEGUN
         self._place = _Place.REASONING if reasoning == BEGUN else _Place.BEFORE
         self._pending, self._has_reasoning = "", False
 
@@ -86,7 +89,7 @@ class ReasoningCutter:
         """Decides by the first characters whether the answer has reasoning."""
         begun = self._pending.lstrip()
         if begun.startswith(OPEN):
-            self._pending, self._place = begun[len(OPEN) :], _Place.REASONING
+            self._pending, self._place, self.has_begun = begun[len(OPEN) :], _Place.REASONING, True
         elif not OPEN.startswith(begun):
             self._place = _Place.ANSWER
 
@@ -94,12 +97,15 @@ class ReasoningCutter:
         """Takes what is reasoning for certain: neither CLOSE nor blanks before it."""
         if not self._has_reasoning:
             self._pending = self._pending.lstrip()
-        pending, at = self._pending, self._pending.find(CLOSE)
-        certain = pending[: at if at >= 0 else len(pending) - held_back(pending, CLOSE)].rstrip()
+        pending, marks = self._pending, [mark for mark in (CLOSE, self._trigger) if mark]
+        found = min(((at, mark) for mark in marks if (at := pending.find(mark)) >= 0), default=None)
+        held = max(held_back(pending, mark) for mark in marks)
+        certain = pending[: len(pending) - held if found is None else found[0]].rstrip()
         self._has_reasoning = self._has_reasoning or bool(certain)
         self._take(len(certain))
-        if at >= 0:
-            self._pending, self._place = pending[at + len(CLOSE) :], _Place.BEHIND
+        if found is not None:
+            at, mark = found
+            self._pending, self._place = pending[at + len(CLOSE) if mark == CLOSE else at :], _Place.BEHIND
         return certain
 
     def _take(self, length: int) -> str:

@@ -185,6 +185,21 @@ def test_random_calls(words: Vocabulary, form: CallForm, required: bool, count: 
     assert made >= count // 3 or form.leading, made
 
 
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_behind_a_trigger_that_is_spelled_letter_by_letter_nothing_but_a_call_follows(
+    words: Vocabulary, form: CallForm
+) -> None:
+    functions = {"f": StructuredOutput(words.grammars).json_grammar(SCHEMAS["get_all"], "tools")}
+    grammar = grammar_of_calls(form, functions, words.grammars, required=False, several=True)
+    state = words.grammars.follow(grammar)
+    for letter in f"{'' if form.leading else 'Hi '}{form.trigger} there":
+        (token,) = words.tokenizer.encode(letter, add_special_tokens=False)
+        if not _push(state, [], token):
+            break
+    else:
+        raise AssertionError("this text would be cut as calls, and is none")
+
+
 def check_cuts(
     words: Vocabulary, form: CallForm, tokens: Sequence[int], text: str, rng: Random, *, ended: bool
 ) -> None:

@@ -53,6 +53,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a schema that is too deep": (
         {"tools": [tool(parameters={"properties": {"a": deep()}})]}, "tools.0.function.parameters"
     ),
+    "a schema that is too deep, of a function that is not called": (
+        {"tools": [tool(), tool("g", parameters=deep())], "tool_choice": NAMED}, "tools.1.function.parameters"
+    ),
+    "half of a surrogate pair": (
+        {"tools": [tool(parameters={"properties": {"\ud800": {}}})]}, "tools.0.function.parameters"
+    ),
     "a schema that is too large": (
         {"tools": [tool(parameters={"properties": {"a": {"enum": ["x" * 100] * 700}}})]}, "tools.0.function.parameters"
     ),

@@ -41,16 +41,16 @@ def _beginning(form: CallForm, begun: str, grammars: Grammars) -> list[str]:
     """Returns the rules of an answer that may be text, text and calls, or calls; `begun` is the trigger in Lark."""
     trigger, is_token = re.escape(form.trigger), grammars.symbol(form.trigger) is not None
     spoken = _ranges(grammars.unquoted(form.trigger))
-    rest = f"(WORDS | <[{spoken}]>)*" if spoken else "WORDS?"
+    # Two WORDS never follow each other: together they could spell the trigger, of which neither has all.
+    more = f" (<[{spoken}]> WORDS?)*" if spoken else ""
     if form.leading:  # the first character decides
-        first = f"(FIRST | <[{spoken}]>)" if spoken else "FIRST"
         mark = f"({begun})?" if is_token else ""
         return [
-            f"start: {mark} calls | ({first} {rest})?",
+            f"start: {mark} calls | FIRST?{more}",
             f"FIRST: /[^{{\\s](.|\\n)*/ & ~/{trigger}(.|\\n)*/",
-            r"WORDS: /(.|\n)+/",
+            *([r"WORDS: /(.|\n)+/"] if more else []),
         ]
-    words = [f"words: {rest}", f"WORDS: /(.|\\n)+/ & ~/(.|\\n)*{trigger}(.|\\n)*/"]
+    words = [f"words: WORDS?{more}", f"WORDS: /(.|\\n)+/ & ~/(.|\\n)*{trigger}(.|\\n)*/"]
     if is_token:
         return [f"start: words ({begun} calls)?", *words]
     # A lazy rule ends where the trigger ends; behind it nothing but a call can follow.

@@ -74,6 +74,8 @@ def tool_use(request: ChatRequest, structured: StructuredOutput) -> ToolUse | No
     named = choice if isinstance(choice, _Named) else None
     if named and named.name not in places:
         raise BadRequest(f"tool_choice names {named.name[:64]!r}, which is none of the tools", param="tool_choice")
+    for index, tool in enumerate(tools):  # the template writes all of them
+        check_depth(tool.function.parameters, f"tools.{index}.function.parameters")
     functions = {
         tool.function.name: _arguments(tool.function, structured, f"tools.{index}.function.parameters")
         for index, tool in enumerate(tools)
@@ -122,11 +124,13 @@ def _shown(function: Function) -> dict[str, Any]:
 
 
 def _arguments(function: Function, structured: StructuredOutput, param: str) -> str:
-    """Returns the JSON schema of a function's arguments as text. Raises BadRequest unless some object fits it."""
+    """Returns the JSON schema of a function's arguments as text. Raises BadRequest unless some object fits it.
+
+    `parameters` that are nested too deep were refused before.
+    """
     schema = _NOTHING if function.parameters is None else function.parameters
     if schema.get("type", "object") != "object":
         raise BadRequest(f"{param}: arguments are an object, not {json.dumps(schema['type'])[:40]}", param=param)
-    check_depth(schema, param)
     closed = {"additionalProperties": False} if "properties" in schema and not _OPEN & schema.keys() else {}
     return structured.json_grammar({**_without_prose(schema), "type": "object", **closed}, param)
 
