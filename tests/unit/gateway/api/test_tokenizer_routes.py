@@ -1,5 +1,6 @@
 """Text becomes tokens and back over HTTP, in the forms of vLLM, exactly as prompts do."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.api.openai.requests import OpenAIRequests
 from blockrelay_gateway.api.tokenizer.answers import detokenized, tokenized, tokenizer_info
 from blockrelay_gateway.api.tokenizer.schemas import DetokenizeRequest, TokenizeRequest
+from tests.support.gateway.openai_requests import chat
 from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway
 
 CHAT = [{"role": "user", "content": "Who has the ball?"}]
@@ -57,6 +59,18 @@ def test_a_chat_becomes_the_tokens_of_its_template(
     doubled = gateway.post("/tokenize", messages=CHAT, add_special_tokens=True).json()["tokens"]
     bare = gateway.post("/tokenize", prompt="", add_special_tokens=True).json()["tokens"]
     assert doubled == [*bare, *answered]
+
+
+def test_tools_are_counted_as_chats_show_them(requests: OpenAIRequests) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "description": "of a ball"}}]
+    body = TokenizeRequest.model_validate({"messages": CHAT, "tools": tools})
+    tokens = json.loads(tokenized(requests, body, strict=False).json)["tokens"]
+    assert tokens == chat(requests, messages=CHAT, tools=tools).body.prompt.tolist()
+    with pytest.raises(BadRequest) as refused:
+        tokenized(requests, TokenizeRequest.model_validate({"messages": CHAT, "tools": tools * 2}), strict=False)
+    assert refused.value.param == "tools.1.function.name"
+    with pytest.raises(BadRequest, match="tools is for messages"):
+        tokenized(requests, TokenizeRequest.model_validate({"prompt": "a", "tools": tools}), strict=False)
 
 
 @pytest.mark.parametrize("text", ["", "Tom sat down.", " two  spaces ", "🙂\n\ttabs", "<|endoftext|>x"])

@@ -127,7 +127,7 @@ class ChatCompletion(Head):
 
 
 class QueuedText(Head, InForce):
-    """The answer to a request that runs in the background. With several choices, it tells of the first."""
+    """The answer to a request that runs in the background. With several choices, it is about the first."""
 
     model_config = example(
         id="cmpl-5f1c0a", object="text_completion", **_HEAD, status="queued", background=True, seed=7, max_tokens=4

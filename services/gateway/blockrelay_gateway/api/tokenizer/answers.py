@@ -8,11 +8,12 @@ from blockrelay.errors import BadRequest
 from blockrelay_gateway.api.openai.requests import OpenAIRequests
 from blockrelay_gateway.api.openai.schemas import ChatRequest
 from blockrelay_gateway.api.openai.strictness import ignored_fields
+from blockrelay_gateway.api.openai.tools.use import shown_tools
 from blockrelay_gateway.api.tokenizer.schemas import DetokenizeRequest, TokenizeRequest
 from blockrelay_gateway.http.errors import to_json
 
 #: Fields of a body that only chats have.
-_OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+_OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,8 @@ def tokenized(requests: OpenAIRequests, body: TokenizeRequest, *, strict: bool) 
             chat_template_kwargs=body.chat_template_kwargs,
         )
         ignored = ignored_fields(chat, strict=strict)
-        ids = requests.chat_prompt(chat, add_special_tokens=bool(body.add_special_tokens))
+        tools = shown_tools(body.tools or [])
+        ids = requests.chat_prompt(chat, add_special_tokens=bool(body.add_special_tokens), tools=tools)
     tokenizer = builder.tokenizer
     assert tokenizer is not None, "the text was encoded"
     content: dict[str, Any] = {

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from blockrelay_gateway.api.common_schemas import Strict, example
 from blockrelay_gateway.api.openai.schemas import ChatMessage
+from blockrelay_gateway.api.openai.tools.schemas import Tool
 
 
 class TokenizeRequest(Strict):
@@ -35,6 +36,7 @@ class TokenizeRequest(Strict):
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="of messages: variables of the chat template"
     )
+    tools: list[Tool] | None = Field(default=None, description="of messages: functions that the template shows")
 
 
 class DetokenizeRequest(Strict):

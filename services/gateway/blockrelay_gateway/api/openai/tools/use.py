@@ -1,7 +1,7 @@
 """What a chat request says about tools: which functions there are, and whether the answer calls them. Pure."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.api.openai.schemas import ChatRequest
 from blockrelay_gateway.api.openai.tools.formats import CallForm
 from blockrelay_gateway.api.openai.tools.grammar import grammar_of_calls
-from blockrelay_gateway.api.openai.tools.schemas import Function
+from blockrelay_gateway.api.openai.tools.schemas import Function, Tool
 from blockrelay_gateway.api.structured_output import StructuredOutput, check_depth, check_size
 
 #: Most tools of a request.
@@ -59,6 +59,33 @@ def tool_use(request: ChatRequest, structured: StructuredOutput) -> ToolUse | No
     Raises BadRequest, with the field, for what cannot be done.
     """
     tools = request.tools or []
+    shown = shown_tools(tools)
+    choice = _choice(request.tool_choice)
+    if choice not in ("none", "auto") and not tools:
+        raise BadRequest("tool_choice asks for a call, and there are no tools", param="tool_choice")
+    if choice == "none" or not tools:
+        return None
+    named = choice if isinstance(choice, _Named) else None
+    if named and all(tool.function.name != named.name for tool in tools):
+        raise BadRequest(f"tool_choice names {named.name[:64]!r}, which is none of the tools", param="tool_choice")
+    functions = {
+        tool.function.name: _arguments(tool.function, structured, f"tools.{index}.function.parameters")
+        for index, tool in enumerate(tools)
+        if named is None or tool.function.name == named.name
+    }
+    return ToolUse(
+        shown=shown,
+        functions=functions,
+        required=choice != "auto",
+        several=named is None and request.parallel_tool_calls is not False,
+    )
+
+
+def shown_tools(tools: Sequence[Tool]) -> tuple[Mapping[str, Any], ...]:
+    """Returns tools as chat templates get them.
+
+    Raises BadRequest, with the field, for too many, two of one name, and parameters that are nested too deep to write.
+    """
     if len(tools) > MAX_TOOLS:
         raise BadRequest(f"tools takes at most {MAX_TOOLS} tools, not {len(tools)}", param="tools")
     places: dict[str, int] = {}
@@ -66,27 +93,8 @@ def tool_use(request: ChatRequest, structured: StructuredOutput) -> ToolUse | No
         if (first := places.setdefault(tool.function.name, index)) != index:
             message = f"tools: {tool.function.name!r} is the name of both {first} and {index}"
             raise BadRequest(message, param=f"tools.{index}.function.name")
-    choice = _choice(request.tool_choice)
-    if choice not in ("none", "auto") and not tools:
-        raise BadRequest("tool_choice asks for a call, and there are no tools", param="tool_choice")
-    if choice == "none" or not tools:
-        return None
-    named = choice if isinstance(choice, _Named) else None
-    if named and named.name not in places:
-        raise BadRequest(f"tool_choice names {named.name[:64]!r}, which is none of the tools", param="tool_choice")
-    for index, tool in enumerate(tools):  # the template writes all of them
         check_depth(tool.function.parameters, f"tools.{index}.function.parameters")
-    functions = {
-        tool.function.name: _arguments(tool.function, structured, f"tools.{index}.function.parameters")
-        for index, tool in enumerate(tools)
-        if named is None or tool.function.name == named.name
-    }
-    return ToolUse(
-        shown=tuple({"type": "function", "function": _shown(tool.function)} for tool in tools),
-        functions=functions,
-        required=choice != "auto",
-        several=named is None and request.parallel_tool_calls is not False,
-    )
+    return tuple({"type": "function", "function": _shown(tool.function)} for tool in tools)
 
 
 def with_calls(asked: AdmissionRequest, form: CallForm, tokenizer: Tokenizer) -> AdmissionRequest:
