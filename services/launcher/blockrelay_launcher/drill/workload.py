@@ -132,7 +132,7 @@ def make_requests(
     Every sixth is a tensor session, a third of the others have penalties, and a quarter follow a grammar where the
     model and this environment can. Where the model has a chat template too, a fifth are chats with tools, whose prompts
     are to be read from their records (`learn`). Two fifths have two or three choices: each behind the first is one more
-    request, at the end. Every `exact_every`-th is exact (None: none). `longest_answer` is in tokens, at least
+    request, right behind it. Every `exact_every`-th is exact (None: none). `longest_answer` is in tokens, at least
     SHORTEST_ANSWER.
     """
     model = folder.model
@@ -148,7 +148,8 @@ def make_requests(
 
     shared = [document(longest) for _ in range(3)]
     requests: list[DrillRequest] = []
-    for number in range(count):
+    number = 0
+    while len(requests) < count:
         length = max(1, int(longest ** rng.random()))
         prompt = document(length)
         if rng.random() < 0.5:
@@ -170,12 +171,12 @@ def make_requests(
             params = replace(params, grammar=_OBJECT, ignore_eos=False)
         steps = sorted(rng.sample(range(1, len(prompt) + 1), min(len(prompt), 3))) if number % 6 == 5 else ()
         exact = exact_every is not None and number % exact_every == 0
-        requests.append(DrillRequest(prompt=tuple(prompt), params=params, cuts=tuple(steps), exact=exact, chat=chat))
-    for number, one in enumerate(requests[:count]):
-        if number % 5 in (1, 3) and not one.cuts:
-            more = [_choice(one, index) for index in range(1, rng.randint(2, 3))]
-            requests[number] = replace(one, others=tuple(range(len(requests), len(requests) + len(more))))
-            requests += more
+        several = rng.randint(2, 3) if number % 5 in (1, 3) and not steps else 1
+        one = DrillRequest(prompt=tuple(prompt), params=params, cuts=tuple(steps), exact=exact, chat=chat)
+        others = range(len(requests) + 1, min(count, len(requests) + several))
+        requests.append(replace(one, others=tuple(others)))
+        requests += [_choice(one, index) for index in range(1, 1 + len(others))]
+        number += 1
     return requests
 
 

@@ -71,6 +71,7 @@ def test_every_kind_of_request_is_among_them_and_each_choice_is_a_request_that_c
     assert {one.path for one in chats} == {"/v1/chat/completions"} and all(one.body()["tools"] for one in chats)
     assert any(one.cuts for one in requests) and any(one.params.grammar and not one.chat for one in requests)
     several = [one for one in requests if one.others]
+    assert len(requests) == 60
     assert {one.body()["n"] for one in several} == {2, 3} and any(one.chat for one in several)
     for one in several:
         for index, other in enumerate(one.others, 1):
