@@ -18,7 +18,7 @@ from rich.console import Console
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.other_precisions import open_precisions
-from blockrelay.errors import UsageError
+from blockrelay.errors import ServiceUnavailable, UsageError
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.plan import CPU, GPU
 from blockrelay_launcher.drill.clients import PATIENCE_S, DrillLoad, RequestRecord
@@ -195,7 +195,8 @@ class _Course:
     def ask(self, system: DrilledSystem) -> None:
         """Reads what the system makes of chats, and leaves out those that cannot be judged.
 
-        With --upgrade-from it sends all requests, and leaves out those that one of the releases refuses.
+        With --upgrade-from it sends all requests, and leaves out those that one of the releases refuses. Raises
+        ServiceUnavailable if none is left, or if a gateway does not answer.
         """
         why = learn(
             self.requests,
@@ -205,6 +206,8 @@ class _Course:
         for reason, count in Counter(why[number] for number in why.keys() - self._load.left_out).items():
             typer.echo(f"{count} of the requests are left out: {reason}", err=True)
         self._load.left_out |= why.keys()
+        if len(self._load.left_out) == len(self.requests):
+            raise ServiceUnavailable("none of the requests can be sent")
 
     def begin(self, system: DrilledSystem) -> None:
         """Reads records of chats, computes reference answers, waits for the GPUs, and starts the load.

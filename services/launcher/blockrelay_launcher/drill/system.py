@@ -117,11 +117,15 @@ class DrilledSystem:
         """Sends a request with this JSON body to `path`, and returns what a gateway wrote into its record.
 
         It runs in the background, and is cancelled as soon as the record was read. Raises Refused if a gateway refuses
-        the request or ignores a field of it, WireError for a record that cannot be read, and RedisTrouble.
+        the request or ignores a field of it, WireError for a record that cannot be read, RedisTrouble, and
+        ServiceUnavailable if the gateway does not answer.
         """
         url = self.running.urls[0]
         with httpx.Client(base_url=url, timeout=30, trust_env=False) as http:
-            answer = http.post(path, json={**body, "background": True})
+            try:
+                answer = http.post(path, json={**body, "background": True})
+            except httpx.TransportError as error:
+                raise ServiceUnavailable(f"the gateway at {url} does not answer: {error!r}") from error
             if not answer.is_success:
                 raise Refused(answer.status_code, answer.text[:300])
             name: str = answer.json()["id"]
