@@ -135,7 +135,8 @@ class Saboteur:
 
     def __call__(self, *args: Any, **more: Any) -> Iterator[StreamEvent]:
         body: dict[str, Any] = args[2]
-        meant = not self.greedy or (body["temperature"] == 0 and body["max_tokens"] > 1)
+        meant = "n" not in body and "tools" not in body  # one loss is one, and nothing is read again
+        meant = meant and (not self.greedy or (body["temperature"] == 0 and body["max_tokens"] > 1))
         plan = self.plans.pop() if self.plans and meant else ""
         last: StreamEvent | None = None
         for event in self.real(*args, **more):

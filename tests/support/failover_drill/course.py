@@ -18,7 +18,7 @@ from blockrelay_launcher.drill.clients import PATIENCE_S, RequestRecord
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
 from blockrelay_launcher.drill.report import Report, judge
 from blockrelay_launcher.drill.system import DrilledSystem, drilled_system
-from blockrelay_launcher.drill.workload import Numerics, References, make_requests
+from blockrelay_launcher.drill.workload import Numerics, References, learn, make_requests
 from blockrelay_launcher.up_options.options import names_of
 from tests.support.failover_drill.failovers import Failovers
 from tests.support.failover_drill.load import FailoverLoad
@@ -100,11 +100,13 @@ def run(redis: str, replicas: int, *, secured: bool, seconds: float, seed: int, 
         servers = stack.enter_context(arranged(KINDS[redis], data / "redis", secured=secured))
         systems = _start(stack, redis, cells, servers, replicas, data)
         asks = make_requests(30, rng=Random(seed), folder=open_block_folder(BUNDLED_MODEL, blocks=[]))
+        left_out = learn(asks, lambda one: systems[0].record_of(one.path, one.body()), only_chats=True)
         (own,) = systems[0].numerics_ids(CPU)
         references = References(models=[BUNDLED_MODEL], requests=asks, ids={own: Numerics()})
-        references.prepare((number, own) for number in range(len(asks)))
+        references.prepare((number, own) for number in range(len(asks)) if number not in left_out)
         urls = [url for system in systems for url in system.running.urls]
         load = FailoverLoad(urls=urls, requests=asks, clients=requests, rng=Random(f"{seed} load"))
+        load.left_out |= left_out.keys()
         failovers = Failovers(systems, servers, cells, Random(f"{seed} failovers"))
         started = time.monotonic()
         load.start()

@@ -2,13 +2,14 @@
 
 import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from blockrelay_launcher.client.resuming import Refused
-from blockrelay_launcher.drill.clients import DrillLoad, RequestRecord
+from blockrelay_launcher.drill.clients import DrillLoad, RequestRecord, name_choices
 
 #: A gateway that follows a forgotten request accepts it again sooner than this. Seconds.
 GONE_S = 30.0
@@ -55,12 +56,18 @@ class FailoverLoad(DrillLoad):
             if answer.json().get("status") == "cancelled":
                 self.cancelled.append(seen.request_id)
 
-    def _background(self, seen: RequestRecord, body: dict[str, Any], key: str, rng: Random) -> None:
+    def _background(self, choices: Sequence[RequestRecord], body: dict[str, Any], key: str, rng: Random) -> None:
         if rng.random() < 0.5:
-            DrillLoad._background(self, seen, body, key, rng)
+            DrillLoad._background(self, choices, body, key, rng)
             return
-        answer = self._ask("POST", "/v1/completions", rng, {**body, "background": True})
-        seen.request_id = json.loads(answer.content)["id"]
+        path = self.requests[choices[0].number].path
+        answer = self._ask("POST", path, rng, {**body, "background": True})
+        name_choices(choices, json.loads(answer.content)["id"])
+        for one in choices:
+            self._poll_keyless(one, rng)
+
+    def _poll_keyless(self, seen: RequestRecord, rng: Random) -> None:
+        """Until it has ended, or is gone for good."""
         asked = 0
         unknown_since = time.monotonic()
 

@@ -15,7 +15,7 @@ from secrets import token_hex
 from pydantic import BaseModel
 
 from blockrelay.errors import BadRequest
-from blockrelay.protocol.encoding.request_ids import DIGITS
+from blockrelay.protocol.encoding.request_ids import DIGITS, sibling
 
 HEADER = "Idempotency-Key"
 MAX_KEY = 255
@@ -57,13 +57,6 @@ class Identity:
             )
             for index in range(choices)
         ]
-
-
-def sibling(base: str, index: int) -> str:
-    """The request id of choice `index` of the body whose first choice is `base`."""
-    if index == 0:
-        return base
-    return f"req-{hashlib.sha256(f'{base}/{index}'.encode()).hexdigest()[:DIGITS]}"
 
 
 def random_identity() -> Identity:

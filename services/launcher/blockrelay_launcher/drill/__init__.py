@@ -1,6 +1,7 @@
 """The command `blockrelay drill`: hurts a loaded system at random and compares every answer.
 
 workload   random requests, and the answer of each alone (computed in other processes)
+chats      the tools that chats declare, and how answers are cut into their calls
 closeness  distances of answers from reference logits, for nondeterministic devices
 faults     the faults, drawn from a seed: processes killed or stopped, a full Redis, cut connections
 system     the system to hurt: `blockrelay up` with several gateways, and the role of each process

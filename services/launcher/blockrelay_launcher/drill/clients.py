@@ -5,16 +5,17 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal
 
 import httpx
 
+from blockrelay.protocol.encoding.request_ids import parse_id, public_id, sibling
 from blockrelay.protocol.tensors import decode_tensor
 from blockrelay_launcher.client import resuming
-from blockrelay_launcher.client.resuming import TRY_AGAIN, Refused
+from blockrelay_launcher.client.resuming import TRY_AGAIN, Refused, StreamEvent
 from blockrelay_launcher.drill.workload import DrillRequest
 
 Kind = Literal["stream", "background", "cancelled", "session"]
@@ -26,26 +27,52 @@ PATIENCE_S = 180.0
 POLL_S = 0.25
 
 
+@dataclass(slots=True)
+class SeenCall:
+    """A tool call that a client read."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """The record that a client keeps of one request. Times are of the monotonic clock, in seconds."""
+    """The record that a client keeps of one request, or of one choice of a body with several.
+
+    Times are of the monotonic clock, in seconds.
+    """
 
     number: int
     """Index of the request's DrillRequest in `DrillLoad.requests`."""
     kind: Kind
     started: float
     request_id: str = ""
-    """Id of the request, or of the session after its first step; empty until it was accepted."""
+    """Id of the request, or of the session after its first step; empty until it was accepted.
+
+    That of a first choice names all choices, as clients see it.
+    """
+    choice: int = 0
+    """Index of the choice in its body."""
+    several: bool = False
+    """Whether the body has several choices."""
     events: list[float] = field(default_factory=list[float])
     """Time of each event; of a background request each poll, of a session each step."""
     cuts: list[float] = field(default_factory=list[float])
     """Times at which the connection was lost."""
     position: int = -1
-    """Position of the last event in the stream."""
+    """Position of the last event in the stream, among those of this choice."""
     repeated: int = 0
     """Number of events that came twice."""
+    missing: int = 0
+    """Number of events that did not come although later ones did."""
     tokens: list[int] = field(default_factory=list[int])
     text: str = ""
+    content: str | None = None
+    """Content of the message of a streamed chat, which has no `text`; None for others."""
+    calls: list[SeenCall] = field(default_factory=list[SeenCall])
+    read_again: list[SeenCall] | None = None
+    """The calls that the stream had when it was read once more, from its beginning; None: it was not."""
     finish_reason: str = ""
     digests: list[str] = field(default_factory=list[str])
     """SHA-256 of the float16 logits of each step of a session."""
@@ -57,15 +84,14 @@ class RequestRecord:
     ended: float | None = None
     """Time of the last event; None if the client did not see the end."""
 
-    def take(self, event_id: str, data: dict[str, Any]) -> None:
-        """Records one event of the stream: its id `<request>:<position>`, and its JSON object `data`."""
-        request_id, _, position = event_id.rpartition(":")
+    def take(self, position: int, data: dict[str, Any]) -> None:
+        """Records one event of the stream: its position, and its JSON object `data`."""
         self.events.append(time.monotonic())
-        self.request_id = request_id or self.request_id
-        if int(position) <= self.position:
+        if position <= self.position:
             self.repeated += 1
             return
-        self.position = int(position)
+        self.missing += position - max(0, self.position) - 1 if position else 0
+        self.position = position
         if "error" in data:
             self.error = str(data["error"].get("message"))
         if data.get("system_fingerprint"):
@@ -75,6 +101,66 @@ class RequestRecord:
             self.tokens += choice.get("token_ids") or ()
             self.text += choice.get("text") or ""
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            if (delta := choice.get("delta")) is not None:
+                self.content = (self.content or "") + (delta.get("content") or "")
+                for call in delta.get("tool_calls", ()):
+                    self._join(call)
+
+    def stay(self, position: int) -> None:
+        """Compares its position with that in an event of another choice, which must be the same."""
+        self.repeated += position < max(0, self.position)
+        self.missing += max(0, position - max(0, self.position))
+        self.position = max(position, self.position)
+
+    def _join(self, delta: dict[str, Any]) -> None:
+        """Adds a part of a call; the first part of each has its index, id and name. Raises ValueError otherwise."""
+        function = delta["function"]
+        if "id" in delta:
+            self.calls.append(SeenCall(delta["id"], function["name"], ""))
+        if delta["index"] != len(self.calls) - 1 or ("id" in delta) != ("name" in function):
+            raise ValueError(f"a part of call {delta['index'] + 1} came behind {len(self.calls)} calls")
+        self.calls[-1].arguments += function.get("arguments", "")
+
+
+def take_event(choices: Sequence[RequestRecord], event_id: str, data: dict[str, Any]) -> None:
+    """Records an event of the stream of all `choices` of a body, by its id `<request>:<position>.<position>…`.
+
+    It is an event of the choice in its JSON object `data`; an error is one of the choice that moved. Raises ValueError
+    for an id with another number of positions.
+    """
+    request_id, _, places = event_id.rpartition(":")
+    positions = [int(place) for place in places.split(".")]
+    moved = (one.choice for one, at in zip(choices, positions, strict=True) if at > max(0, one.position))
+    own = next((choice["index"] for choice in data.get("choices", ())), None)
+    own = next(moved, 0) if own is None else own
+    name_choices(choices, request_id)
+    for one, position in zip(choices, positions, strict=True):
+        one.take(position, data) if one.choice == own else one.stay(position)
+
+
+def name_choices(choices: Sequence[RequestRecord], request_id: str) -> None:
+    """Gives all `choices` of a body their ids; `request_id` is the one that clients see for the body."""
+    parsed = parse_id(request_id)
+    for one in choices:
+        one.request_id = request_id
+        if parsed is not None and one.choice > 0:
+            one.request_id = public_id(sibling(parsed.request_id, one.choice), parsed.cell)
+
+
+def records_of(number: int, ask: DrillRequest, kind: Kind) -> list[RequestRecord]:
+    """Returns new records for the choices of a request that is sent now; `number` is its index."""
+    numbers, now = (number, *ask.others), time.monotonic()
+    return [
+        RequestRecord(number=one, kind=kind, started=now, choice=index, several=len(numbers) > 1)
+        for index, one in enumerate(numbers)
+    ]
+
+
+def _give_up(choices: Sequence[RequestRecord], why: str) -> None:
+    """Records the error for the choices that have not ended."""
+    for one in choices:
+        if one.ended is None:
+            one.error = why
 
 
 class Abandoned(Exception):
@@ -93,6 +179,8 @@ class DrillLoad:
     rng: Random
     seen: list[RequestRecord] = field(default_factory=list[RequestRecord], init=False)
     """The records of all requests so far."""
+    left_out: set[int] = field(default_factory=set[int], init=False)
+    """Indexes of the requests that are not sent."""
     logits: dict[str, str] = field(default_factory=dict[str, str], init=False)
     """Base64 of the float16 logits of all steps of sessions, by their digests."""
     _over: threading.Event = field(default_factory=threading.Event, init=False)
@@ -127,29 +215,31 @@ class DrillLoad:
             thread.join()
 
     def _client(self, rng: Random) -> None:
+        numbers = [number for number in range(len(self.requests)) if number not in self.left_out]
         while not self._over.is_set():
-            number = rng.randrange(len(self.requests))
-            kind: Kind = "session" if self.requests[number].cuts else rng.choices(KINDS, SHARES)[0]
-            seen = RequestRecord(number=number, kind=kind, started=time.monotonic())
+            number = rng.choice(numbers)
+            ask = self.requests[number]
+            kind: Kind = "session" if ask.cuts else rng.choices(KINDS, SHARES)[0]
+            choices = records_of(number, ask, kind)
             with self._lock:
-                self.seen.append(seen)
-            body = self.requests[number].body()
+                self.seen += choices
+            body = ask.body()
             if rng.random() < 0.5:  # a salt of its own: no prefix hit
                 body["cache_salt"] = f"{rng.getrandbits(64):x}"
             key = f"drill-{rng.getrandbits(96):024x}"
             try:
                 if kind == "session":
-                    self._session(seen, key, rng)
+                    self._session(choices[0], key, rng)
                 elif kind == "background":
-                    self._background(seen, body, key, rng)
+                    self._background(choices, body, key, rng)
                 else:
-                    self._stream(seen, body, key, rng)
+                    self._stream(choices, body, key, rng)
             except Abandoned:
                 return
             except Refused as error:
-                seen.error = f"refused: {error}"
+                _give_up(choices, f"refused: {error}")
             except Exception as error:  # a client must not end silently: the request counts as lost
-                seen.error = f"{type(error).__name__}: {error}"
+                _give_up(choices, f"{type(error).__name__}: {error}")
                 if not isinstance(error, httpx.HTTPError | ValueError | KeyError):
                     raise
 
@@ -157,21 +247,39 @@ class DrillLoad:
         if self._now.is_set():
             raise Abandoned
 
-    def _stream(self, seen: RequestRecord, body: dict[str, Any], key: str, rng: Random) -> None:
-        """Streams a request; one that is to be cancelled is cancelled after some tokens."""
+    def _stream(self, choices: Sequence[RequestRecord], body: dict[str, Any], key: str, rng: Random) -> None:
+        """Streams a request; one that is to be cancelled is cancelled after some tokens, with all its choices.
+
+        A stream with tool calls is read once more from its beginning, when it has ended.
+        """
 
         def cut(why: str) -> None:
-            seen.cuts.append(time.monotonic())
+            for one in choices:
+                one.cuts.append(time.monotonic())
             self._check_abandoned()
 
-        enough = rng.randint(1, 30) if seen.kind == "cancelled" else None
-        path = "/v1/completions"
-        for event in resuming.resuming_stream(self.urls, path, body, key=key, patience_s=PATIENCE_S, retrying=cut):
-            seen.take(event.id, event.data)
+        first = choices[0]
+        enough = rng.randint(1, 30) if first.kind == "cancelled" else None
+        for number, event in enumerate(self._events(first.number, body, key, cut), 1):
+            take_event(choices, event.id, event.data)
             self._check_abandoned()
-            if len(seen.events) == enough:
-                self._delete(seen, rng)
-        seen.ended = time.monotonic()
+            if number == enough:
+                self._delete(first, rng)
+        ended = time.monotonic()
+        if first.kind == "stream" and any(one.calls for one in choices):
+            again = records_of(first.number, self.requests[first.number], "stream")
+            for event in self._events(first.number, body, key, lambda why: self._check_abandoned()):
+                take_event(again, event.id, event.data)
+            for one, other in zip(choices, again, strict=True):
+                one.read_again = other.calls
+        for one in choices:
+            one.ended = ended
+
+    def _events(
+        self, number: int, body: dict[str, Any], key: str, retrying: Callable[[str], None]
+    ) -> Iterator[StreamEvent]:
+        path = self.requests[number].path
+        return resuming.resuming_stream(self.urls, path, body, key=key, patience_s=PATIENCE_S, retrying=retrying)
 
     def _delete(self, seen: RequestRecord, rng: Random) -> None:
         """Cancels a request. An unknown one (404) is no error, and its stream goes on.
@@ -184,15 +292,17 @@ class DrillLoad:
             if error.status != 404:
                 raise
 
-    def _background(self, seen: RequestRecord, body: dict[str, Any], key: str, rng: Random) -> None:
-        """Sends a background request and polls it, at any gateway, until it has ended."""
+    def _background(self, choices: Sequence[RequestRecord], body: dict[str, Any], key: str, rng: Random) -> None:
+        """Sends a background request and polls its choices, at any gateway, until they have ended."""
 
         def send() -> None:
-            answer = self._ask("POST", "/v1/completions", rng, {**body, "background": True}, {"Idempotency-Key": key})
-            seen.request_id = json.loads(answer.content)["id"]
+            path = self.requests[choices[0].number].path
+            answer = self._ask("POST", path, rng, {**body, "background": True}, {"Idempotency-Key": key})
+            name_choices(choices, json.loads(answer.content)["id"])
 
         send()
-        self._poll(seen, rng, missing=send)
+        for one in choices:
+            self._poll(one, rng, missing=send)
 
     def _poll(self, seen: RequestRecord, rng: Random, missing: Callable[[], None]) -> None:
         """Polls a request until it has ended; `missing` is called if it is unknown (see `_ask`)."""
@@ -204,6 +314,8 @@ class DrillLoad:
             seen.events.append(time.monotonic())
             if state["status"] not in ("queued", "running"):
                 seen.tokens, seen.text = state["token_ids"], state["text"]
+                for call in state.get("tool_calls", ()):
+                    seen.calls.append(SeenCall(call["id"], call["function"]["name"], call["function"]["arguments"]))
                 seen.finish_reason = state["finish_reason"] or ""
                 seen.fingerprints = [state["system_fingerprint"] or ""]
                 seen.error = str((state["error"] or {}).get("message", ""))

@@ -116,7 +116,7 @@ class Closeness:
         """Returns the JSON object with which the reference process checks a claim."""
         request = self.requests[claim.number]
         if not request.cuts:
-            return {"prompt": request.prompt, "answer": claim.given}
+            return {"prompt": request.prompt, "answer": claim.given, "params": request.params.to_dict()}
         logits = [self.logits[str(digest)] for digest in claim.given]
         return {"prompt": request.prompt, "cuts": request.cuts[: len(logits)], "logits": logits}
 

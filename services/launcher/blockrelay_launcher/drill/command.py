@@ -7,7 +7,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random, SystemRandom
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from blockrelay.block_folder.folder import BlockFolder, open_block_folder
 from blockrelay.block_folder.other_precisions import open_precisions
-from blockrelay.errors import UsageError
+from blockrelay.errors import ServiceUnavailable, UsageError
 from blockrelay.planning.plan_file import read_plan_file
 from blockrelay.protocol.plan import CPU, GPU
 from blockrelay_launcher.drill.clients import PATIENCE_S, DrillLoad, RequestRecord
@@ -35,7 +36,7 @@ from blockrelay_launcher.drill.parts.upgrade import SALT, Upgrade
 from blockrelay_launcher.drill.report import Report, judge, show
 from blockrelay_launcher.drill.system import DrilledSystem, check_release, drilled_system, lasting_ports
 from blockrelay_launcher.drill.users import put_in_force
-from blockrelay_launcher.drill.workload import DrillRequest, Numerics, References, make_requests, parts_of
+from blockrelay_launcher.drill.workload import DrillRequest, Numerics, References, learn, make_requests, parts_of
 from blockrelay_launcher.onnx_blocks.describe import described
 from blockrelay_launcher.up_options.options import names_of
 
@@ -136,6 +137,10 @@ def _drilled(course: "_Course", folder: BlockFolder) -> Report:
     releases = [*filter(None, [options.upgrade_from]), sys.executable]
     seconds = 60 * options.minutes / len(releases)
     ports = lasting_ports(options.gateways) if options.upgrade_from else contextlib.nullcontext(0)
+    if options.upgrade_from:
+        (asked := data / "asked").mkdir()
+        with drilled_system(asked, list(map(str, up))) as system:
+            course.ask(system)
     with _interruptible() as interrupts, ports as port:
         for number, python in enumerate(releases, 1):
             with drilled_system(data, list(map(str, up)), python=python, port=port) as system:
@@ -154,7 +159,7 @@ class _Course:
     """
 
     def __init__(
-        self, options: DrillOptions, seed: int, requests: Sequence[DrillRequest], data: Path, *, exact: bool
+        self, options: DrillOptions, seed: int, requests: list[DrillRequest], data: Path, *, exact: bool
     ) -> None:
         self.options, self.data = options, data
         self._seed, self.requests, self._exact = seed, requests, exact
@@ -187,17 +192,39 @@ class _Course:
             self._load.abandon()
         self._faults += [fault for part in parts for fault in part.done]
 
+    def ask(self, system: DrilledSystem) -> None:
+        """Reads what the system makes of chats, and leaves out those that cannot be judged.
+
+        With --upgrade-from it sends all requests, and leaves out those that one of the releases refuses. Raises
+        ServiceUnavailable if none is left, or if a gateway does not answer.
+        """
+        why = learn(
+            self.requests,
+            lambda one: system.record_of(one.path, one.body()),
+            only_chats=self.options.upgrade_from is None,
+        )
+        for reason, count in Counter(why[number] for number in why.keys() - self._load.left_out).items():
+            typer.echo(f"{count} of the requests are left out: {reason}", err=True)
+        self._load.left_out |= why.keys()
+        if len(self._load.left_out) == len(self.requests):
+            raise ServiceUnavailable("none of the requests can be sent")
+
     def begin(self, system: DrilledSystem) -> None:
-        """Computes the reference answers, waits for the GPUs, and starts the load. `system` is the first one."""
+        """Reads records of chats, computes reference answers, waits for the GPUs, and starts the load.
+
+        `system` is the first one.
+        """
         typer.echo(
             f"seed {self._seed}; {len(self.requests)} different requests" + (", first alone" if self._exact else ""),
             err=True,
         )
+        self.ask(system)
         if self._exact:
             (own,) = system.numerics_ids(CPU)
             self._references.ids = {own: Numerics(), f"{own}-{SALT}": Numerics(SALT)}
             self._references.ids |= {other: Numerics(folder=1) for other in system.other_numerics()}
-            self._references.prepare((n, own) for n in range(len(self.requests)))
+            sent = [n for n in range(len(self.requests)) if n not in self._load.left_out]
+            self._references.prepare((n, own) for n in sent)
         if self.options.gpu:
             typer.echo(f"waiting until {self.options.gpu} serves", err=True)
             system.wait_for_gpus(len(self.options.gpu.split(",")))

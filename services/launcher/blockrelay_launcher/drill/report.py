@@ -23,7 +23,7 @@ Served = Literal["cpu", "mixed", "handed_over"]
 #: The counts of a Report that `judge` adds up request by request.
 COUNTED = (
     "accepted", "completed", "lost", "mismatched", "duplicated", "refused", "beyond_tolerance", "compared",
-    "only_whole", "fallbacks", "tokens",
+    "only_whole", "fallbacks", "tokens", "choices", "calls",
 )  # fmt: skip
 
 
@@ -41,6 +41,10 @@ class Report:
     """Requests that ended with another answer than the right one."""
     duplicated: int
     """Events that came twice."""
+    choices: int = 0
+    """Requests that were one of several choices of a body."""
+    calls: int = 0
+    """Tool calls in answers."""
     refused: int
     """Requests that were never accepted."""
     interrupted: bool
@@ -55,6 +59,7 @@ class Report:
     unfinished: Sequence[str]
     """Ids of requests that were running when the drill was interrupted."""
     tokens: int
+    """Tokens in answers."""
     faults: Mapping[Blow, int]
     recovery_s: Mapping[Blow, Sequence[float]] = field(default_factory=dict[Blow, Sequence[float]])
     """Seconds from a fault to the next event of each stream that it concerned, ascending."""
@@ -115,14 +120,31 @@ def difference(seen: RequestRecord, answer_of: Callable[[int, str], ReferenceAns
     answer, tokens = answers[0] if answers else None, tuple(seen.tokens)
     if answer is None:
         return "tokens without a fingerprint" if tokens or seen.kind != "cancelled" else ""
+    if seen.missing:
+        return f"{seen.missing} events are missing"
     if seen.kind == "cancelled" and not seen.finish_reason:
         return "" if tokens == answer.tokens[: len(tokens)] else "tokens before the cancellation differ"
     if tokens != answer.tokens:
         at = next((i for i, pair in enumerate(zip(tokens, answer.tokens, strict=False)) if pair[0] != pair[1]), None)
         return f"{len(tokens)} tokens instead of {len(answer.tokens)}" if at is None else f"token {at + 1} differs"
-    if seen.text != answer.text:
+    if seen.text != answer.text if seen.content is None else seen.content != answer.content:
         return "the text differs"
+    if wrong := _wrong_call(seen, answer):
+        return wrong
     return "" if seen.finish_reason == answer.finish_reason else f"it ended as {seen.finish_reason!r}"
+
+
+def _wrong_call(seen: RequestRecord, answer: ReferenceAnswer) -> str:
+    """Returns the error in the tool calls of a whole answer; "" if none."""
+    calls = [(call.name, call.arguments) for call in seen.calls]
+    if len(calls) != len(answer.calls):
+        return f"{len(calls)} calls instead of {len(answer.calls)}"
+    for number, (call, right) in enumerate(zip(calls, answer.calls, strict=True), 1):
+        if call != right:
+            return f"{'the name' if call[0] != right.name else 'an argument'} of call {number} differs"
+    if not all(call.id for call in seen.calls) or len({call.id for call in seen.calls}) < len(calls):
+        return "its calls have no ids of their own"
+    return "" if seen.read_again in (None, seen.calls) else "its calls are others when they are read again"
 
 
 def judge(
@@ -147,11 +169,14 @@ def judge(
     served: Counter[Served] = Counter()
     wrong, unfinished, by = list[str](), list[str](), Counter[str]()
     for one in seen:
-        name = f"{one.request_id or '(not accepted)'} ({one.kind})"
+        kind = f"{one.kind}, choice {one.choice}" if one.several else one.kind
+        name = f"{one.request_id or '(not accepted)'} ({kind})"
         count["accepted"] += bool(one.request_id)
         count["tokens"] += len(one.tokens)
         count["duplicated"] += one.repeated
         count["fallbacks"] += one.fallbacks
+        count["choices"] += one.several
+        count["calls"] += len(one.calls)
         if one.repeated:
             wrong.append(f"{name}: {one.repeated} events came twice")
         if one.ended is None and interrupted and not one.error:
@@ -252,6 +277,8 @@ def show(report: Report, console: Console) -> None:
         "duplicated events": report.duplicated,
         "never accepted": report.refused,
         "tokens": f"{report.tokens} ({report.tokens / max(report.seconds, 1e-9):.0f}/s)",
+        "of several choices": report.choices,
+        "tool calls": report.calls,
         "runs": f"{report.runs}, {report.reruns} of them again",
         "rows redone": f"{100 * report.redone:.1f} % of those needed",
     }

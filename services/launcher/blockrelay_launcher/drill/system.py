@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
 
+import httpx
 import redis
 
 from blockrelay.block_folder.folder import open_block_folder
 from blockrelay.errors import RedisTrouble, ServiceUnavailable, UsageError
+from blockrelay.protocol.encoding.request_ids import parse_id
 from blockrelay.protocol.keys import Keys
+from blockrelay.protocol.messages import RequestBody
 from blockrelay.protocol.plan import GPU, Device, WorkerInfo
+from blockrelay.protocol.records.ended import Log, body_of
 from blockrelay.redis import client as redis_link
 from blockrelay.redis.errors import CommandError
 from blockrelay.redis.registry import read_workers, worker_ids
 from blockrelay.up_file import Running, read_running
 from blockrelay_launcher.background import started_up
+from blockrelay_launcher.client.resuming import Refused
 from blockrelay_launcher.drill.faults import Target
 from blockrelay_launcher.supervisor.ports import kept_ports
 
@@ -107,6 +112,35 @@ class DrilledSystem:
             members: list[bytes] = [m for name in mine for m in client.smembers(keys.worker_requests(name))]  # pyright: ignore
             return frozenset(member.decode() for member in members)
         return None
+
+    def record_of(self, path: str, body: Mapping[str, Any]) -> RequestBody:
+        """Sends a request with this JSON body to `path`, and returns what a gateway wrote into its record.
+
+        It runs in the background, and is cancelled as soon as the record was read. Raises Refused if a gateway refuses
+        the request or ignores a field of it, WireError for a record that cannot be read, RedisTrouble, and
+        ServiceUnavailable if the gateway does not answer.
+        """
+        url = self.running.urls[0]
+        with httpx.Client(base_url=url, timeout=30, trust_env=False) as http:
+            try:
+                answer = http.post(path, json={**body, "background": True})
+            except httpx.TransportError as error:
+                raise ServiceUnavailable(f"the gateway at {url} does not answer: {error!r}") from error
+            if not answer.is_success:
+                raise Refused(answer.status_code, answer.text[:300])
+            name: str = answer.json()["id"]
+            parsed = parse_id(name)
+            assert parsed is not None, "gateways give ids of requests"
+            keys = Keys(parsed.cell or self.running.cell)
+            with redis_link.connect(self.running.redis_url, cell=keys.cell) as client:
+                both = client.pipeline(transaction=True)
+                both.hgetall(keys.request(parsed.request_id))
+                both.xrange(keys.log(parsed.request_id))
+                record, log = cast(tuple[dict[bytes, bytes], Log], both.execute())
+            http.delete(f"/v1/requests/{name}")
+            if ignored := answer.headers.get("x-blockrelay-ignored"):
+                raise Refused(answer.status_code, f"ignored: {ignored}")
+        return body_of(record, log)
 
     def other_numerics(self) -> set[str]:
         """Returns the numerics ids that workers would have with block folders which they do not serve now."""

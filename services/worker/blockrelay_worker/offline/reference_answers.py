@@ -1,10 +1,11 @@
 """`python -m blockrelay_worker.offline.reference_answers MODEL... < REQUESTS > ANSWERS`: the right answers to requests.
 
 One JSON object per line, both ways. {"prompt": [ids], "params": SamplingParams.to_dict(), with a seed} gives {"tokens",
-"text", "finish_reason"}. {"prompt", "cuts": [positions]} gives {"digests"}: for each cut the SHA-256, in hex, of the
-float16 logits (little-endian) after that many tokens. Cuts are at least 1 and ascend. Text is empty without a
-tokenizer. Each request runs alone, without services, other requests in a batch, reused KV pages and drafts. In exact
-precisions every other way to run it must give the same answer.
+"text", "finish_reason"}; "shown" beside them are special tokens whose names are part of the text. {"prompt", "cuts":
+[positions]} gives {"digests"}: for each cut the SHA-256, in hex, of the float16 logits (little-endian) after that many
+tokens. Cuts are at least 1 and ascend. Text is empty without a tokenizer. Each request runs alone, without services,
+other requests in a batch, reused KV pages and drafts. In exact precisions every other way to run it must give the same
+answer.
 
 "numerics": [[["", 0], 17], [["x", 1], null]] beside a prompt: the first 17 new tokens are those of a normal worker with
 the first MODEL, the rest those of a worker with the second one and BLOCKRELAY_INJECT_NUMERICS=x that continues from the
@@ -58,7 +59,8 @@ def main(models: Sequence[str]) -> None:
             tokens, reason = [*tokens, *done.tokens][:end], done.finish_reason
         text = ""
         if tokenizer is not None:
-            visible = VisibleText(tokenizer, params, folder.model.eos_ids, request["prompt"])
+            shown = request.get("shown", ())
+            visible = VisibleText(tokenizer, params, folder.model.eos_ids, request["prompt"], shown)
             text = visible.push_all(tokens) + visible.finish()
         tell({"tokens": tokens, "text": text, "finish_reason": reason})
 

@@ -5,6 +5,7 @@ Inside a cell a request is `req-<24 hex digits>`: in keys, messages and logs of 
 knows the cell. An id without a cell means the cell of the gateway that gets it.
 """
 
+import hashlib
 import re
 from typing import Literal, NamedTuple
 
@@ -37,6 +38,13 @@ def public_id(request_id: str, cell: str, prefix: Prefix = "req") -> str:
     """Returns the id that clients see for the `request_id` of `cell`; without a cell in it if `cell` is empty."""
     digits = request_id.removeprefix(_OWN)
     return f"{prefix}-{cell}-{digits}" if cell else f"{prefix}-{digits}"
+
+
+def sibling(base: str, index: int) -> str:
+    """Returns the id, inside the cell, of choice `index` of the body whose first choice is the request `base`."""
+    if index == 0:
+        return base
+    return _OWN + hashlib.sha256(f"{base}/{index}".encode()).hexdigest()[:DIGITS]
 
 
 def own_id(text: str) -> str:

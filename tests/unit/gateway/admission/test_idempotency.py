@@ -14,11 +14,10 @@ import openai
 import pytest
 from websockets.sync.client import connect
 
-from blockrelay.protocol.encoding.request_ids import own_id
+from blockrelay.protocol.encoding.request_ids import own_id, sibling
 from blockrelay.protocol.messages import Claimed
 from blockrelay.protocol.sampling_params import derive_seed
 from blockrelay.settings import GatewaySettings
-from blockrelay_gateway.admission.idempotency import sibling
 from tests.support.cell import begin_cell
 from tests.support.gateway.played import PlayedWorker, RunningGateway, answering, running_gateway
 from tests.support.gateway.sse_client import Event, read_events

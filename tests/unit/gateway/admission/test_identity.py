@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockrelay.errors import BadRequest
-from blockrelay_gateway.admission.idempotency import Identity, identify, random_identity, sibling
+from blockrelay.protocol.encoding.request_ids import sibling
+from blockrelay_gateway.admission.idempotency import Identity, identify, random_identity
 from blockrelay_gateway.api.openai.schemas import CompletionRequest
 from blockrelay_gateway.streaming.event_ids import event_id, parse_event_id
 

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from blockrelay.errors import BadRequest
+from blockrelay.protocol.encoding.request_ids import sibling
 from blockrelay.protocol.messages import Claimed
 from blockrelay.protocol.sampling_params import derive_seed
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
-from blockrelay_gateway.admission.idempotency import Identity, random_identity, sibling
+from blockrelay_gateway.admission.idempotency import Identity, random_identity
 from blockrelay_gateway.api.client_headers import ClientHeaders
 from blockrelay_gateway.api.openai.requests import OpenAIRequests
 from blockrelay_gateway.api.openai.schemas import ChatRequest, CompletionRequest

@@ -1,6 +1,7 @@
 """What nobody computes twice with the same bits is measured by reference logits of a process of its own."""
 
 import base64
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,6 +56,23 @@ def test_the_first_distance_beyond_the_tolerance_is_told_and_what_is_no_number_i
     assert first_beyond([0.0, 0.02], 0.02) is None
     found = first_beyond([0.0, float("nan")], 0.02)
     assert found is not None and found[0] == 2
+
+
+def test_penalties_and_grammars_have_a_part_in_what_is_the_best_token() -> None:
+    longer = replace(PARAMS, max_tokens=40)
+    penalised = replace(longer, repetition_penalty=2.0, frequency_penalty=2.0)
+    follows = replace(longer, grammar='start: "Zz" /[a-z]{2,8}/ "Q"', ignore_eos=False)
+    asks = [DrillRequest(prompt=(5, 6, 7), params=params) for params in (longer, penalised, follows)]
+    references = References(models=[BUNDLED_MODEL], requests=asks, ids={"own": Numerics()})
+    references.prepare((ask, "own") for ask in range(3))
+    answers = [answer for ask in range(3) if (answer := references.answer(ask, "own"))]
+    records = [seen(ask, list(answer.tokens), finish_reason=answer.finish_reason) for ask, answer in enumerate(answers)]
+    plain = [seen(ask, records[0].tokens) for ask in (1, 2)]
+    closeness = Closeness(BUNDLED_MODEL, asks, {})
+    closeness.prepare([*records, *plain])
+    assert [closeness.verdict(one, on_gpu=True).wrong for one in records] == [""] * 3
+    assert answers[2].text.startswith("Zz") and answers[2].text.endswith("Q")
+    assert all("is behind the best one" in closeness.verdict(one, on_gpu=True).wrong for one in plain)
 
 
 def test_answers_are_measured_by_a_process_of_its_own() -> None:

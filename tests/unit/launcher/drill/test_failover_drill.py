@@ -104,7 +104,7 @@ def test_a_request_without_a_key_that_nobody_knows_any_more_is_gone(
 ) -> None:
     monkeypatch.setattr(failover_load, "GONE_S", 0.0)
     gateway.answers = {"POST /v1/completions": [(202, {"id": f"cmpl-{NAME}"})], "GET /v1/requests": [(404, {})]}
-    load._background(seen_of(load, "background"), {}, "key", Keyless(1))  # pyright: ignore[reportPrivateUsage]
+    load._background([seen_of(load, "background")], {}, "key", Keyless(1))  # pyright: ignore[reportPrivateUsage]
     assert load.gone == [f"cmpl-{NAME}"] and not load.seen
     assert verdict(load, replicas=1, taken_back=[]).wrong == load.gone
     assert not verdict(load, replicas=0, taken_back=[]).wrong, "as the column everysec says"
@@ -119,7 +119,7 @@ def test_one_that_is_unknown_for_a_while_is_not(gateway: Played, load: FailoverL
         "GET /v1/requests": [(404, {}), (200, {**ended, "system_fingerprint": "n", "error": None})],
     }
     seen = seen_of(load, "background")
-    load._background(seen, {}, "key", Keyless(1))  # pyright: ignore[reportPrivateUsage]
+    load._background([seen], {}, "key", Keyless(1))  # pyright: ignore[reportPrivateUsage]
     assert not load.gone and seen.tokens == [1] and seen.ended is not None
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from blockrelay.exit_codes import BROKEN
-from blockrelay_launcher.drill.clients import RequestRecord
+from blockrelay_launcher.drill.clients import RequestRecord, take_event
 from blockrelay_launcher.drill.closeness import Verdict
 from blockrelay_launcher.drill.faults import Fault
 from blockrelay_launcher.drill.from_logs import own_ends, refusals, run_starts
@@ -126,8 +126,8 @@ def test_an_interruption_is_no_loss() -> None:
 def test_events_that_come_again_are_not_taken_twice() -> None:
     one = RequestRecord(number=0, kind="stream", started=0.0)
     for position, token in ((0, None), (1, 5), (2, 6), (2, 6), (1, 5), (3, 7)):
-        choices = [{"token_ids": [token], "text": f"{token}"}] if token else []
-        one.take(f"req-1:{position}", {"choices": choices})
+        choices = [{"index": 0, "token_ids": [token], "text": f"{token}"}] if token else []
+        take_event([one], f"req-1:{position}", {"choices": choices})
     assert (one.request_id, one.tokens, one.text, one.repeated) == ("req-1", [5, 6, 7], "567", 2)
 
 

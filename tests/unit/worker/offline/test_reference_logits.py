@@ -47,6 +47,13 @@ def test_a_token_is_behind_by_a_part_of_the_length_of_its_row() -> None:
     assert found[:4] == [0.0, 0.2, math.inf, math.inf] and math.isnan(found[4])
 
 
+def test_what_a_request_changed_decides_about_the_best_token_and_not_about_the_length() -> None:
+    rows = np.array([[3.0, 4.0, 0.0]] * 2)
+    found = behind_best(rows, [0, 1], np.array([[3.0, 2.0, -math.inf], [3.0, -math.inf, 0.0]]))
+    assert found == [0.0, math.inf]
+    assert behind_best(rows, [2, 1], np.array([[3.0, 2.0, 1.0]] * 2)) == pytest.approx([0.4, 0.2])
+
+
 def test_a_token_of_a_large_vocabulary_is_measured_by_what_few_logits_have() -> None:
     few, many = (np.tile([1.0, -1.0], count // 2)[None] for count in (LOGITS_OF_A_LENGTH, 64 * LOGITS_OF_A_LENGTH))
     assert behind_best(few, [1]) == pytest.approx(behind_best(many, [1]))

@@ -16,14 +16,13 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
 
 from blockrelay.errors import NotFound
-from blockrelay.protocol.encoding.request_ids import RequestId, parse_id, public_id
+from blockrelay.protocol.encoding.request_ids import RequestId, parse_id, public_id, sibling
 from blockrelay.protocol.messages import EndEntry, RequestBody
 from blockrelay.protocol.records.ended import Log, body_of, decode_log, whole_record
 from blockrelay.protocol.records.provenance import provenance
 from blockrelay.protocol.records.timeline import timeline, waits_for
 from blockrelay.protocol.sampling_params import SamplingParams
 from blockrelay.protocol.transitions import calls
-from blockrelay_gateway.admission.idempotency import sibling
 from blockrelay_gateway.api import state
 from blockrelay_gateway.api.answers.requests import Provenance, RequestView, Trace
 from blockrelay_gateway.api.infer.responses import InferFormat

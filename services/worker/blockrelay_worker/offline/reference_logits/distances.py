@@ -37,8 +37,11 @@ def tolerance_of(precisions: Collection[Precision], *, packed: bool = False) -> 
     return FLOAT32 if set(precisions) == {"fp32"} else FLOAT16
 
 
-def behind_best(rows: NDArray[Any], tokens: Sequence[int]) -> list[float]:
+def behind_best(rows: NDArray[Any], tokens: Sequence[int], changed: NDArray[Any] | None = None) -> list[float]:
     """For each token, how far its logit is below the best one of its row in `rows` [tokens, vocabulary].
+
+    `changed` has the logits of the same shape from which the tokens were chosen (None: `rows`), perhaps with minus
+    infinity.
 
     In units of the length that LOGITS_OF_A_LENGTH logits of the row have on average (all, if there are fewer). Infinite
     for a token outside the vocabulary. NaN for a row with NaN or plus infinity. `rows` has one row for each token, and
@@ -46,10 +49,10 @@ def behind_best(rows: NDArray[Any], tokens: Sequence[int]) -> list[float]:
     """
     wide = rows.astype(np.float64)
     distances: list[float] = []
-    for row, token in zip(wide, tokens, strict=True):
-        own = float(row[token]) if 0 <= token < len(row) else -np.inf
+    for row, logits, token in zip(wide, wide if changed is None else changed, tokens, strict=True):
+        own = float(logits[token]) if 0 <= token < len(row) else -np.inf
         share = min(1.0, LOGITS_OF_A_LENGTH / len(row))
-        distances.append((float(row.max()) - own) / (_length(row) * share**0.5))
+        distances.append((float(logits.max()) - own) / (_length(row) * share**0.5))
     return distances
 
 
