@@ -192,7 +192,7 @@ class VisibleText:
         `shown` special tokens that have text."""
         self._text = IncrementalText(tokenizer, prompt, shown)
         self._stop = params.stop
-        self._left = params.min_tokens  # a stop string that ends within so many tokens ends nothing
+        self._left = params.min_tokens  # tokens within which no stop string ends the text
         self._silent = params.end_ids(eos_ids)
         self._held = ""  # not given out yet: it may be the beginning of a stop string
         self._stopped = False
