@@ -16,6 +16,8 @@ _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?
 PATTERNS: Mapping[str, str] = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
 #: Keywords whose values are texts of JSON and no schemas.
 _PLAIN = frozenset({"const", "enum", "default", "examples"})
+#: Keywords whose values are schemas by names, which may be those of keywords.
+_NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
 
 
 def with_patterns(schema: object) -> Any:
@@ -28,7 +30,7 @@ def with_patterns(schema: object) -> Any:
     if not isinstance(schema, dict):
         return schema
     fields = cast(dict[str, object], schema)
-    changed = {name: value if name in _PLAIN else with_patterns(value) for name, value in fields.items()}
+    changed = {name: _value(name, value) for name, value in fields.items()}
     form = fields.get("format")
     pattern = PATTERNS.get(form) if isinstance(form, str) else None
     if pattern is None:
@@ -37,3 +39,12 @@ def with_patterns(schema: object) -> Any:
     if "pattern" not in changed:
         return {**changed, "pattern": pattern}
     return {**changed, "allOf": [*cast(list[object], changed.get("allOf", [])), {"pattern": pattern}]}
+
+
+def _value(keyword: str, value: object) -> Any:
+    """Returns the value of a schema's keyword, with patterns where it consists of schemas."""
+    if keyword in _PLAIN:
+        return value
+    if keyword in _NAMED and isinstance(value, dict):
+        return {name: with_patterns(one) for name, one in cast(dict[str, object], value).items()}
+    return with_patterns(value)

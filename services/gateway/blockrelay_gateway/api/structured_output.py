@@ -61,20 +61,28 @@ class StructuredOutput:
     def grammar_of(self, fields: SamplingFields, calls: tuple[str, str] | None = None) -> tuple[str, str]:
         """Returns the grammar that a request's fields ask for, and the id of workers that read it; "" and "": none.
 
-        `calls` has both for a request whose answer may call tools. Raises BadRequest, with the field, for a grammar
-        that cannot be followed, and for two at once.
+        `calls` has both for a request whose answer may call tools: with what `json_beside_tools` returns. Raises
+        BadRequest, with the field, for a grammar that cannot be followed, and for two at once.
         """
-        asked = list(_asked(fields))
-        if asked and calls is not None:
-            param = asked[0][0]
+        if calls is not None:
+            return calls
+        if (asked := _one_asked(fields)) is None:
+            return "", ""
+        param, kind, value = asked
+        return self.made(lambda _: _READERS[kind](value, param), param)
+
+    def json_beside_tools(self, fields: SamplingFields) -> str:
+        """Returns the JSON schema of answers without calls, as `json_grammar` does, of a request with tools; "": none.
+
+        Raises BadRequest, with the field, for an answer that is to be anything else than JSON.
+        """
+        if (asked := _one_asked(fields)) is None:
+            return ""
+        param, kind, value = asked
+        if kind != "json":
             message = f"{param} and tools both say what the text is like: send one, or tool_choice none"
             raise BadRequest(message, param=param)
-        if not asked:
-            return calls or ("", "")
-        param, kind, value = asked[0]
-        if len(asked) > 1:
-            raise BadRequest(f"{param} and {asked[1][0]} both say what the text is like: send one", param=asked[1][0])
-        return self.made(lambda _: _READERS[kind](value, param), param)
+        return self.json_grammar(_schema(value, param), param)
 
     def made(self, make: Callable[[Grammars], str], param: str) -> tuple[str, str]:
         """Returns the grammar that `make` makes, and the id of workers that read it.
@@ -93,6 +101,15 @@ class StructuredOutput:
         text = _written(schema, param)
         self.made(lambda _: f"start: %json {text}", param)
         return text
+
+
+def _one_asked(fields: SamplingFields) -> tuple[str, str, Any] | None:
+    """Returns what `_asked` yields, None for nothing. Raises BadRequest for two things at once."""
+    asked = list(_asked(fields))
+    if len(asked) > 1:
+        message = f"{asked[0][0]} and {asked[1][0]} both say what the text is like: send one"
+        raise BadRequest(message, param=asked[1][0])
+    return asked[0] if asked else None
 
 
 def _asked(fields: SamplingFields) -> Iterator[tuple[str, str, Any]]:
@@ -128,8 +145,8 @@ def _response_format(form: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
         raise BadRequest(f"{message}, not {named}", param="response_format.type")
 
 
-def _json(schema: object, param: str) -> str:
-    """Returns the grammar of the JSON texts that fit `schema`: an object, true, or the JSON of one."""
+def _schema(schema: object, param: str) -> dict[str, Any]:
+    """Returns a checked JSON schema: an object, true, or the JSON of one."""
     if isinstance(schema, str):
         check_size(schema, param)
         try:
@@ -141,10 +158,14 @@ def _json(schema: object, param: str) -> str:
     if not isinstance(schema, dict):
         raise BadRequest(f"{param} must be a JSON schema: an object", param=param)
     check_depth(schema, param)
+    return cast(dict[str, Any], schema)
+
+
+def _json(schema: object, param: str) -> str:
+    """Returns the grammar of the JSON texts that fit `schema`."""
     from llguidance import LLMatcher
 
-    text = _written(cast(Mapping[str, Any], schema), param)
-    return LLMatcher.grammar_from_json_schema(text, overrides=_JSON_FORM)
+    return LLMatcher.grammar_from_json_schema(_written(_schema(schema, param), param), overrides=_JSON_FORM)
 
 
 def _regex(pattern: object, param: str) -> str:

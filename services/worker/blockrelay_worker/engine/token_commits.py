@@ -14,7 +14,7 @@ from blockrelay_worker.engine.stage_role import StageRole
 from blockrelay_worker.execution.selection import LogitRows
 from blockrelay_worker.runs.run import Run
 from blockrelay_worker.sampling.row_sampler import Sampler
-from blockrelay_worker.sampling.sampler import Draw
+from blockrelay_worker.sampling.sampler import NOTHING_FOLLOWS, Draw
 from blockrelay_worker.scheduling.work import Work
 from blockrelay_worker.transport.committer import Committer
 from blockrelay_worker.transport.stage_sender import StageSender
@@ -77,7 +77,7 @@ class TokenCommits:
             run, begin, end = item.run, end, end + len(draws)
             commit = next_tokens(run, item.tokens[item.rows - item.drafts :], sampled[begin:end], self._role)
             if commit is None:
-                self._fail(run, "no token is allowed to follow")
+                self._fail(run, NOTHING_FOLLOWS)
                 continue
             self._count(run, item.drafts, len(commit.tokens))
             generated += len(commit.tokens)

@@ -28,7 +28,7 @@ from blockrelay_worker.execution.process.executors import DeviceExecutors, Gpu
 from blockrelay_worker.kernels import load_kernels
 from blockrelay_worker.sampling.logit_changes import TokenCounts, changes_of
 from blockrelay_worker.sampling.row_sampler import sampler_of
-from blockrelay_worker.sampling.sampler import NO_TOKEN, Draw, Sampled
+from blockrelay_worker.sampling.sampler import NO_TOKEN, NOTHING_FOLLOWS, Draw, Sampled
 from blockrelay_worker.sampling.stop_conditions import FinishReason, Progress, advance
 
 #: Prompt rows per run: the linear layers are at full speed and buffers stay small.
@@ -272,7 +272,7 @@ def generate(
             raise ExecutionError("nothing can follow by the grammar")
         sampled += pipeline.sampler([Draw(logits, params, seed, position, changes, masks[0])])
         if sampled[-1].token == NO_TOKEN:
-            raise ExecutionError("no token is allowed to follow")
+            raise ExecutionError(NOTHING_FOLLOWS)
         token, chosen = sampled[-1].token, time.perf_counter()
         first_token_s = first_token_s or chosen - started
         reason = advance(progress, token)

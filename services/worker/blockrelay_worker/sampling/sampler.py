@@ -23,6 +23,11 @@ _UNREACHABLE = -51.0
 
 #: The token of a draw from a row of which no token is allowed.
 NO_TOKEN = -1
+#: What a request is told that ends for lack of a token.
+NOTHING_FOLLOWS = (
+    "no token is left to follow: bad_words, logit_bias, penalties, min_tokens and the grammar together allow none; "
+    "leave one of them out"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

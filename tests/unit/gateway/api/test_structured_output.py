@@ -135,6 +135,12 @@ def test_dates_are_those_of_the_calendar(form: str, right: tuple[str, ...], wron
     assert not any(re.search(PATTERNS[form], text) for text in wrong)
 
 
+@pytest.mark.parametrize("name", ["default", "const", "enum", "examples", "properties", "format"])
+def test_a_property_may_have_the_name_of_a_keyword(name: str) -> None:
+    date, changed = {"type": "string", "format": "date"}, {"type": "string", "pattern": PATTERNS["date"]}
+    assert with_patterns({"properties": {name: date}}) == {"properties": {name: changed}}
+
+
 def test_formats_become_patterns_only_where_they_are_keywords() -> None:
     schema = {
         "properties": {"format": {"type": "string", "format": "date"}, "b": {"const": {"format": "date"}}},

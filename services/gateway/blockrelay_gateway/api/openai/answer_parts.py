@@ -6,7 +6,7 @@ from typing import Any
 from blockrelay_gateway.api.openai.reasoning import ReasoningCutter
 from blockrelay_gateway.api.openai.tools.answers import call_id, calls_of
 from blockrelay_gateway.api.openai.tools.cutter import CallCutter, Piece
-from blockrelay_gateway.api.openai.tools.formats import FORMS, CallForm
+from blockrelay_gateway.api.openai.tools.formats import CallForm, form_named
 
 
 class AnswerCutter:
@@ -50,7 +50,7 @@ def _reasoned(text: str) -> list[Piece]:
 
 def cutter_of(calls: str, reasoning: str) -> AnswerCutter | None:
     """Returns a cutter for what a request's body has as `calls` and `reasoning`; None: all its text is content."""
-    form = FORMS.get(calls)
+    form = form_named(calls)
     return AnswerCutter(form, reasoning) if form is not None or reasoning else None
 
 

@@ -74,6 +74,7 @@ class OpenAIRequests:
         newer = request.max_completion_tokens is not None
         template, tokenizer = self._chats()
         use, form = tool_use(request, self.builder.structured), template.call_form
+        form = use.form_of(form) if use else form
         calls = use.grammar(form, self.builder.structured, several=template.takes_several_calls) if use else None
         prompt = self.chat_prompt(request, keyed=bool(who.fingerprint), tools=use.shown if use else ())
         names = who.names(n := choices_of(request))
@@ -93,7 +94,7 @@ class OpenAIRequests:
                 logprobs="top_logprobs",
             ),
         )
-        if template.reasons and (not first.params.grammar or (use and not use.required)):
+        if template.reasons and (not first.params.grammar or (use and not use.required and not use.answer)):
             first = with_reasoning(first, _reasoning(request, tokenizer.spell(prompt[-TAIL_TOKENS:])), tokenizer)
         return with_siblings(with_calls(first, form, tokenizer) if use else first, names)
 
@@ -200,6 +201,10 @@ def _check_continued(messages: Sequence[Mapping[str, Any]], *, answers: bool) ->
         raise BadRequest("continue_final_message needs add_generation_prompt: false", param="continue_final_message")
     if messages[-1]["role"] != "assistant":
         raise BadRequest("continue_final_message needs a last message of the assistant", param="continue_final_message")
+    if messages[-1].get("tool_calls"):
+        raise BadRequest(
+            "continue_final_message goes on with text, not with tool_calls", param="continue_final_message"
+        )
 
 
 def _reasoning(request: ChatRequest, tail: str) -> str:

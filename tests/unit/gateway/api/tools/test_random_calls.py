@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -48,6 +48,13 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         "required": ["o", "l"],
         "additionalProperties": False,
     },
+}
+#: Of an answer whose texts spell the marks of calls.
+_MARKED: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"enum": _AWKWARD}, "b": {"enum": [f"x{mark}" for mark in _AWKWARD]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
 }
 
 
@@ -183,6 +190,29 @@ def test_random_calls(words: Vocabulary, form: CallForm, required: bool, count: 
         check_cuts(words, form, tokens, text, rng, ended=ended)
         check_drafts(words, grammar, tokens, rng)
     assert made >= count // 3 or form.leading, made
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS.values() if not form.braced], ids=lambda form: form.name)
+@pytest.mark.parametrize("count", [5, pytest.param(100, marks=[pytest.mark.thorough, pytest.mark.timeout(1800)])])
+def test_random_answers_that_are_calls_or_json(words: Vocabulary, form: CallForm, count: int) -> None:
+    structured, either, made = StructuredOutput(words.grammars), form.beside_json(), [0, 0]
+    functions = {name: structured.json_grammar(schema, "tools") for name, schema in SCHEMAS.items()}
+    answer = structured.json_grammar(_MARKED, "answer")
+    grammar = grammar_of_calls(either, functions, words.grammars, required=False, several=True, answer=answer)
+    for seed in range(count):
+        rng = Random(seed)
+        first = replace(either, leading=seed % 2 == 0)  # a walk begins with a brace where calls lead
+        tokens, ended = walk(words, grammar, first, rng)
+        text = text_of(words, either, tokens)
+        message, whole = message_of(text, either.name, "", "r")
+        called = text.startswith(form.trigger)
+        assert ("tool_calls" in message) >= (called and whole) and not (whole and not called)
+        if ended and not called:
+            assert message == {"content": text}, "JSON is content, whatever its texts spell"
+            Draft202012Validator(_MARKED).validate(json.loads(text))
+        made[called] += ended
+        check_cuts(words, either, tokens, text, rng, ended=ended)
+    assert all(made) or count < 20, made
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

@@ -2,13 +2,16 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blockrelay.errors import BadRequest
 from blockrelay.protocol.messages import RequestBody
+from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.requests import OpenAIRequests
+from blockrelay_gateway.api.openai.tools.formats import HERMES, form_named
 from blockrelay_gateway.api.structured_output import StructuredOutput
 from tests.support.gateway.openai_requests import chat
 
@@ -65,7 +68,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "schemas that are too large together": (
         {"tools": [tool(f"f{n}", parameters={"properties": {"a": {"enum": ["x" * 900]}}}) for n in range(80)]}, "tools"
     ),
-    "a format beside tools": ({"tools": [tool()], "response_format": {"type": "json_object"}}, "response_format"),
+    "a choice beside tools": ({"tools": [tool()], "guided_choice": ["a"]}, "guided_choice"),
+    "an impossible answer beside tools": (
+        {"tools": [tool()], "guided_json": {"type": "string", "minLength": 2, "maxLength": 1}}, "guided_json"
+    ),
+    "calls that are to go on": (
+        {"messages": arguments(), "continue_final_message": True, "add_generation_prompt": False},
+        "continue_final_message",
+    ),
     "with ignore_eos": ({"tools": [tool()], "ignore_eos": True}, "ignore_eos"),
     "arguments that are no JSON": (
         {"messages": arguments(text="{")}, "messages.1.tool_calls.0.function.arguments"
@@ -134,3 +144,18 @@ def test_without_the_library_the_answer_names_it(requests: OpenAIRequests) -> No
         chat(bare, tools=[tool()])
     assert refused.value.param in ("tools", "tools.0.function.parameters")
     assert chat(bare, tools=[tool()], tool_choice="none")
+
+
+def test_json_may_be_asked_for_beside_tools(requests: OpenAIRequests) -> None:
+    form = {"response_format": {"type": "json_object"}}
+    either = chat(requests, tools=[tool()], **form)
+    assert either.body.calls == "hermes or json" and form_named(either.body.calls) == HERMES.beside_json()
+    assert form_named("hermes") == HERMES and form_named("") is None
+    # Answers that must call are calls alone.
+    called = chat(requests, tools=[tool()], tool_choice="required")
+    assert chat(requests, tools=[tool()], tool_choice="required", **form).params.grammar == called.params.grammar
+    assert chat(requests, tools=[tool()], tool_choice="none", **form).body.calls == ""
+    llama = (Path(__file__).parent / "templates" / "llama.jinja").read_text()
+    with pytest.raises(BadRequest, match="begin as JSON does") as refused:
+        chat(replace(requests, template=ChatTemplate(llama)), tools=[tool()], **form)
+    assert refused.value.param == "response_format"

@@ -69,7 +69,7 @@ class CallCutter:
         """Decides by the beginning of the answer. Returns whether there is more to cut."""
         pending, trigger = self._pending, self._form.trigger
         if not self._has_content:
-            if pending.startswith(("{", trigger)):
+            if pending.startswith(("{", trigger) if self._form.braced else trigger):
                 self._place = _Place.BETWEEN
                 return True
             if trigger.startswith(pending):

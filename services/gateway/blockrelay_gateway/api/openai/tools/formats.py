@@ -6,13 +6,14 @@ these texts, and the answer is cut by them again.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from blockrelay.text.template_environment import variables
 
 #: Texts that some tokenizers have as one special token; `grammar` spells them as such where they are.
 MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")
+_BESIDE_JSON = " or json"
 _NAME = r"[a-zA-Z0-9_-]{1,64}"
 
 
@@ -25,7 +26,9 @@ class CallForm:
     trigger: str
     """Text, or special token, behind which calls follow."""
     leading: bool = False
-    """Calls stand at the very beginning of an answer, which an opening brace shows too."""
+    """Calls stand at the very beginning of an answer."""
+    braced: bool = False
+    """An opening brace at the very beginning shows calls too."""
     opening: str = ""
     """What stands between `trigger` and the first call, in Lark's notation."""
     before_name: str = '{"name": "'
@@ -40,6 +43,13 @@ class CallForm:
     def head(self) -> re.Pattern[str]:
         """Matches what a call has before its arguments; the first group is the function's name."""
         return re.compile(f"{re.escape(self.before_name)}({_NAME}){re.escape(self.before_arguments)}")
+
+    def beside_json(self) -> "CallForm":
+        """Returns this form for answers that are calls or JSON: its name is this one's and _BESIDE_JSON.
+
+        The trigger may stand within a text of the JSON, so it counts at the very beginning only.
+        """
+        return replace(self, name=self.name + _BESIDE_JSON, leading=True)
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -58,7 +68,12 @@ HERMES = CallForm(
 )
 #: Llama 3.1 to 3.3.
 LLAMA = CallForm(
-    name="llama", trigger="<|python_tag|>", leading=True, before_arguments='", "parameters": ', separator="; "
+    name="llama",
+    trigger="<|python_tag|>",
+    leading=True,
+    braced=True,
+    before_arguments='", "parameters": ',
+    separator="; ",
 )
 #: Mistral's models up to 2024: a list of calls.
 MISTRAL = CallForm(name="mistral", trigger="[TOOL_CALLS]", opening='" "? "["', separator=", ", closing="]")
@@ -72,6 +87,14 @@ MISTRAL_ARGS = CallForm(
     separator="[TOOL_CALLS]",
 )
 FORMS: Mapping[str, CallForm] = {form.name: form for form in (HERMES, LLAMA, MISTRAL, MISTRAL_ARGS)}
+
+
+def form_named(name: str) -> CallForm | None:
+    """Returns the form with this name, which a record has; None for any other name, such as ""."""
+    form = FORMS.get(name.removesuffix(_BESIDE_JSON))
+    return form.beside_json() if form is not None and name.endswith(_BESIDE_JSON) else form
+
+
 #: What the templates of Llama 3 say about a call. Those of other models that write `"parameters"` say it otherwise.
 _LLAMA = re.compile(r'\{\\?"name\\?": ?function name, ?\\?"parameters\\?":')
 

@@ -11,12 +11,19 @@ _MARK = re.compile("|".join(map(re.escape, MARKS)))
 
 
 def grammar_of_calls(
-    form: CallForm, functions: Mapping[str, str], grammars: Grammars, *, required: bool, several: bool
+    form: CallForm,
+    functions: Mapping[str, str],
+    grammars: Grammars,
+    *,
+    required: bool,
+    several: bool,
+    answer: str = "",
 ) -> str:
     """Returns the grammar of answers that call `functions`: JSON schemas of their arguments, by name.
 
-    If calls are `required` the answer begins with one, else with any text, which calls may follow. `several`: more than
-    one call is allowed. No text but a call's contains the form's trigger.
+    If calls are `required` the answer begins with one, else with any text, which calls may follow. With a JSON schema
+    `answer` it is either calls or JSON that fits, and `form` is one `beside_json`. `several`: more than one call is
+    allowed. No text but a call's contains the form's trigger, except in JSON.
     """
 
     def written(text: str) -> str:
@@ -33,7 +40,9 @@ def grammar_of_calls(
     rules += [f"calls: {form.opening} call {more} {written(form.closing)}"]
     begun = written(form.trigger)
     if required:
-        return "\n".join([f"start: {'' if form.leading else begun} calls", *rules])
+        return "\n".join([f"start: {'' if form.braced else begun} calls", *rules])
+    if answer:
+        return "\n".join([f"start: {begun} calls | answer", f"answer: %json {answer}", *rules])
     return "\n".join([*_beginning(form, begun, grammars), *rules])
 
 

@@ -37,6 +37,20 @@ class ToolUse:
     """The answer is a call, without text before it."""
     several: bool
     """More than one call is allowed."""
+    answer: str = ""
+    """JSON schema of an answer that is no call; "": it may be any text."""
+
+    def form_of(self, shown: CallForm) -> CallForm:
+        """Returns the form of the answer's calls for a model whose template has the form `shown`.
+
+        Raises BadRequest if JSON and calls begin alike in it.
+        """
+        if not self.answer:
+            return shown
+        if shown.braced:
+            message = "response_format beside tools: calls of this model begin as JSON does; send tool_choice none"
+            raise BadRequest(message, param="response_format")
+        return shown.beside_json()
 
     def grammar(self, form: CallForm, structured: StructuredOutput, *, several: bool) -> tuple[str, str]:
         """Returns the grammar of the answer with calls in `form`, and the id of workers that read it.
@@ -47,7 +61,9 @@ class ToolUse:
 
         def make(grammars: Grammars) -> str:
             many = several and self.several
-            text = grammar_of_calls(form, self.functions, grammars, required=self.required, several=many)
+            text = grammar_of_calls(
+                form, self.functions, grammars, required=self.required, several=many, answer=self.answer
+            )
             return check_size(text, "tools")
 
         return structured.made(make, "tools")
@@ -73,10 +89,12 @@ def tool_use(request: ChatRequest, structured: StructuredOutput) -> ToolUse | No
         for index, tool in enumerate(tools)
         if named is None or tool.function.name == named.name
     }
+    required, answer = choice != "auto", structured.json_beside_tools(request)
     return ToolUse(
         shown=shown,
         functions=functions,
-        required=choice != "auto",
+        required=required,
+        answer="" if required else answer,
         several=named is None and request.parallel_tool_calls is not False,
     )
 
