@@ -22,6 +22,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from blockrelay.errors import BadRequest, BlockFolderError
 from blockrelay.protocol.sampling_params import SamplingParams
+from blockrelay.text.marks import possible_start
 from blockrelay.text.token_bytes import TokenBytes
 
 #: Texts of this many characters are encoded as a batch of one, because the library then releases the GIL.
@@ -218,7 +219,7 @@ class VisibleText:
         if matches and not too_early:
             self._stopped, self._held = True, ""
             return pending[: min(matches)[1]]
-        cut = len(pending) - self._possible_start(pending)
+        cut = len(pending) - possible_start(pending, self._stop)
         self._held = pending[cut:]
         return pending[:cut]
 
@@ -232,12 +233,3 @@ class VisibleText:
             return ""
         rest, self._held = self._held + self._text.finish(), ""
         return rest
-
-    def _possible_start(self, pending: str) -> int:
-        """Returns the length of the longest end of `pending` with which some stop string begins."""
-        longest = min(len(pending), max(len(text) for text in self._stop) - 1)
-        for length in range(longest, 0, -1):
-            end = pending[-length:]
-            if any(len(text) > length and text.startswith(end) for text in self._stop):
-                return length
-        return 0

@@ -11,7 +11,7 @@ from starlette.routing import Match
 
 #: Larger answers are not read by the comparison: tests look at how they are sent.
 MOST_BYTES = 1 << 20
-#: Where a client has gone, nobody reads the answer.
+#: The status of an answer to a client that has left; no document names it.
 GONE = 499
 
 

@@ -2,9 +2,9 @@
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from blockrelay_gateway.api.answers.parts import USAGE, Answer, FallbackEvent, InForce, Usage
+from blockrelay_gateway.api.answers.parts import USAGE, Answer, FallbackEvent, InForce, Status, Usage
 from blockrelay_gateway.api.common_schemas import example
 from blockrelay_gateway.http.openapi import Error
 
@@ -109,7 +109,7 @@ class QueuedInfer(InForce):
 
     model_config = example(status="queued", request_id="req-5f1c0a", seed=7, max_tokens=4)
 
-    status: Literal["queued", "running", "completed", "cancelled", "expired", "failed"]
+    status: Status
     request_id: str
 
 
@@ -124,8 +124,6 @@ class FailedBlock(Answer):
 
 class InferError(Error):
     """The error of /v1/infer, which includes OpenAI's shape."""
-
-    model_config = ConfigDict(extra="forbid")
 
     status: Literal["error"]
     message: str

@@ -12,6 +12,7 @@ from blockrelay_gateway.api.answers.parts import (
     ListedToken,
     MessageCall,
     PromptLogprobs,
+    Status,
     Usage,
 )
 from blockrelay_gateway.api.common_schemas import example
@@ -31,6 +32,13 @@ class Head(Answer):
     system_fingerprint: str | None = Field(
         description="numerics ids of the workers that computed it; null: none began yet"
     )
+
+
+class Whole(Head):
+    """What whole answers of OpenAI's routes have in common."""
+
+    usage: Usage
+    fallback_events: list[FallbackEvent]
 
 
 class Choice(InForce):
@@ -59,7 +67,7 @@ class CompletionChoice(Choice):
     prompt_logprobs: PromptLogprobs | None = Field(default=None, description="if the request asks for them")
 
 
-class Completion(Head):
+class Completion(Whole):
     """A whole answer of POST /v1/completions."""
 
     model_config = example(
@@ -73,8 +81,6 @@ class Completion(Head):
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
-    usage: Usage
-    fallback_events: list[FallbackEvent]
 
 
 class ListedChatToken(ListedToken):
@@ -107,7 +113,7 @@ class ChatChoice(Choice):
     logprobs: ChatTokens | None
 
 
-class ChatCompletion(Head):
+class ChatCompletion(Whole):
     """A whole answer of POST /v1/chat/completions."""
 
     model_config = example(
@@ -121,8 +127,6 @@ class ChatCompletion(Head):
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
-    usage: Usage
-    fallback_events: list[FallbackEvent]
     prompt_logprobs: PromptLogprobs | None = Field(default=None, description="if the request asks for them")
 
 
@@ -134,5 +138,5 @@ class QueuedText(Head, InForce):
     )
 
     object: Literal["text_completion", "chat.completion"]
-    status: Literal["queued", "running", "completed", "cancelled", "expired", "failed"]
+    status: Status
     background: Literal[True]

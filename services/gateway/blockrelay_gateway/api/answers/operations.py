@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from blockrelay_gateway.api.answers.parts import Answer
 from blockrelay_gateway.api.common_schemas import example
@@ -70,8 +70,6 @@ class PlannedWorker(Answer):
 
 class PlannedStage(Answer):
     """A stage: blocks that the same workers compute."""
-
-    model_config = ConfigDict(serialize_by_alias=True)
 
     stage: int
     blocks: str

@@ -11,6 +11,10 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
+#: The status of a request.
+Status = Literal["queued", "running", "completed", "cancelled", "expired", "failed"]
+
+
 class CachedTokens(Answer):
     cached_tokens: int = Field(description="of prompts: found in KV pages, not computed")
 
@@ -26,8 +30,6 @@ class Usage(Answer):
 
 class FallbackEvent(Answer):
     """A stage whose device failed, and the device that took it over."""
-
-    model_config = ConfigDict(extra="forbid", serialize_by_alias=True)
 
     block_id: str = Field(description="the block that failed")
     blocks: list[str] = Field(description="all blocks of the stage")

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from blockrelay_gateway.api.answers.openai import FinishReason
-from blockrelay_gateway.api.answers.parts import Answer, FallbackEvent, InForce, MessageCall, Usage
+from blockrelay_gateway.api.answers.parts import Answer, FallbackEvent, InForce, MessageCall, Status, Usage
 from blockrelay_gateway.api.common_schemas import example
 from blockrelay_gateway.http.openapi import ErrorDetail
 
@@ -69,7 +69,7 @@ class RequestView(InForce):
     object: Literal["request"]
     request_id: str
     choices: list[str] = Field(description="request ids of all choices")
-    status: Literal["queued", "running", "completed", "cancelled", "expired", "failed"]
+    status: Status
     created: int = Field(description="Unix seconds")
     model: str
     background: bool

@@ -1,9 +1,12 @@
 """The parts of a chat's answer in OpenAI's shape: its reasoning, its content and its tool calls. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from blockrelay_gateway.api.openai.reasoning import ReasoningCutter
+from blockrelay.text.tokenizer import Tokenizer
+from blockrelay_gateway.admission.admission_request import AdmissionRequest
+from blockrelay_gateway.api.openai.reasoning import CLOSE, OPEN, ReasoningCutter
 from blockrelay_gateway.api.openai.tools.answers import call_id, calls_of
 from blockrelay_gateway.api.openai.tools.cutter import CallCutter, Piece
 from blockrelay_gateway.api.openai.tools.formats import CallForm, form_named
@@ -52,6 +55,16 @@ def cutter_of(calls: str, reasoning: str) -> AnswerCutter | None:
     """Returns a cutter for what a request's body has as `calls` and `reasoning`; None: all its text is content."""
     form = form_named(calls)
     return AnswerCutter(form, reasoning) if form is not None or reasoning else None
+
+
+def with_parts(
+    asked: AdmissionRequest, form: CallForm | None, reasoning: str, tokenizer: Tokenizer
+) -> AdmissionRequest:
+    """Returns a request whose record says of which parts its answer may consist, so that any gateway can cut it."""
+    marks = (*((OPEN, CLOSE) if reasoning else ()), *(form.marks if form is not None else ()))
+    shown = tuple(token for mark in marks for token in tokenizer.bytes.specials(mark))
+    calls = "" if form is None else form.name
+    return replace(asked, body=replace(asked.body, calls=calls, reasoning=reasoning, shown=shown))
 
 
 def delta_of(pieces: Sequence[Piece], request_id: str) -> dict[str, Any]:

@@ -3,11 +3,9 @@
 A cutter is a function of the text so far: however the text is divided, its pieces joined are the same.
 """
 
-from dataclasses import replace
 from enum import Enum, auto
 
-from blockrelay.text.tokenizer import Tokenizer
-from blockrelay_gateway.admission.admission_request import AdmissionRequest
+from blockrelay.text.marks import possible_start
 
 OPEN, CLOSE = "<think>", "</think>"
 #: Values of `RequestBody.reasoning` beside "": the answer may begin with OPEN, or the prompt has it already.
@@ -32,20 +30,6 @@ def behind_prompt(prompt: str) -> str:
 def within(message: str) -> str:
     """Returns the reasoning of an answer that continues the assistant's `message`."""
     return BEGUN if message.rfind(OPEN) > message.rfind(CLOSE) else ""
-
-
-def held_back(text: str, mark: str) -> int:
-    """Returns how many characters at the end of `text` may be the beginning of `mark`, which is not in it."""
-    lengths = range(min(len(text), len(mark) - 1), 0, -1)
-    return next((length for length in lengths if mark.startswith(text[-length:])), 0)
-
-
-def with_reasoning(asked: AdmissionRequest, reasoning: str, tokenizer: Tokenizer) -> AdmissionRequest:
-    """Returns a request whose record says how its answer reasons, so that any gateway can cut it."""
-    if not reasoning:
-        return asked
-    shown = tuple(token for mark in (OPEN, CLOSE) for token in tokenizer.bytes.specials(mark))
-    return replace(asked, body=replace(asked.body, reasoning=reasoning, shown=(*asked.body.shown, *shown)))
 
 
 class _Place(Enum):
@@ -99,7 +83,7 @@ class ReasoningCutter:
             self._pending = self._pending.lstrip()
         pending, marks = self._pending, [mark for mark in (CLOSE, self._trigger) if mark]
         found = min(((at, mark) for mark in marks if (at := pending.find(mark)) >= 0), default=None)
-        held = max(held_back(pending, mark) for mark in marks)
+        held = possible_start(pending, marks)
         certain = pending[: len(pending) - held if found is None else found[0]].rstrip()
         self._has_reasoning = self._has_reasoning or bool(certain)
         self._take(len(certain))

@@ -15,13 +15,14 @@ from blockrelay.text.tokenizer import Tokenizer
 from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.admission.idempotency import Identity
 from blockrelay_gateway.api.client_headers import ClientHeaders
+from blockrelay_gateway.api.openai.answer_parts import with_parts
 from blockrelay_gateway.api.openai.chat_template import ChatTemplate
 from blockrelay_gateway.api.openai.choices import choices_of, with_siblings
 from blockrelay_gateway.api.openai.message_forms import text_of
-from blockrelay_gateway.api.openai.reasoning import TAIL_TOKENS, behind_prompt, with_reasoning, within
+from blockrelay_gateway.api.openai.reasoning import TAIL_TOKENS, behind_prompt, within
 from blockrelay_gateway.api.openai.schemas import ChatMessage, ChatRequest, CompletionRequest
 from blockrelay_gateway.api.openai.tools.prompts import call_of, with_names
-from blockrelay_gateway.api.openai.tools.use import tool_use, with_calls
+from blockrelay_gateway.api.openai.tools.use import tool_use
 from blockrelay_gateway.api.request_builder import FieldNames, RequestBuilder
 
 
@@ -94,9 +95,10 @@ class OpenAIRequests:
                 logprobs="top_logprobs",
             ),
         )
-        if template.reasons and (not first.params.grammar or (use and not use.required and not use.answer)):
-            first = with_reasoning(first, _reasoning(request, tokenizer.spell(prompt[-TAIL_TOKENS:])), tokenizer)
-        return with_siblings(with_calls(first, form, tokenizer) if use else first, names)
+        lets_text_begin = use.lets_text_begin if use else not first.params.grammar
+        reasons = template.reasons and lets_text_begin
+        reasoning = _reasoning(request, tokenizer.spell(prompt[-TAIL_TOKENS:])) if reasons else ""
+        return with_siblings(with_parts(first, form if use else None, reasoning, tokenizer), names)
 
     def chat_prompt(
         self,

@@ -6,7 +6,7 @@ A cutter is a function of the text so far: however the text is divided, its piec
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from blockrelay_gateway.api.openai.reasoning import held_back
+from blockrelay.text.marks import possible_start
 from blockrelay_gateway.api.openai.tools.formats import CallForm
 
 
@@ -84,7 +84,7 @@ class CallCutter:
             self._give(found, len(pending[:at].rstrip()))
             self._pending, self._place = pending[at + len(trigger) :], _Place.BETWEEN
             return True
-        self._give(found, len(pending[: len(pending) - held_back(pending, trigger)].rstrip()))
+        self._give(found, len(pending[: len(pending) - possible_start(pending, [trigger])].rstrip()))
         return False
 
     def _give(self, found: list[Piece], length: int) -> None:

@@ -2,13 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from blockrelay.errors import BadRequest
 from blockrelay.text.grammars import Grammars
-from blockrelay.text.tokenizer import Tokenizer
-from blockrelay_gateway.admission.admission_request import AdmissionRequest
 from blockrelay_gateway.api.openai.schemas import ChatRequest
 from blockrelay_gateway.api.openai.tools.formats import CallForm
 from blockrelay_gateway.api.openai.tools.grammar import grammar_of_calls
@@ -39,6 +37,11 @@ class ToolUse:
     """More than one call is allowed."""
     answer: str = ""
     """JSON schema of an answer that is no call; "": it may be any text."""
+
+    @property
+    def lets_text_begin(self) -> bool:
+        """Whether the answer may begin with any text."""
+        return not (self.required or self.answer)
 
     def form_of(self, shown: CallForm) -> CallForm:
         """Returns the form of the answer's calls for a model whose template has the form `shown`.
@@ -113,12 +116,6 @@ def shown_tools(tools: Sequence[Tool]) -> tuple[Mapping[str, Any], ...]:
             raise BadRequest(message, param=f"tools.{index}.function.name")
         check_depth(tool.function.parameters, f"tools.{index}.function.parameters")
     return tuple({"type": "function", "function": _shown(tool.function)} for tool in tools)
-
-
-def with_calls(asked: AdmissionRequest, form: CallForm, tokenizer: Tokenizer) -> AdmissionRequest:
-    """Returns a request whose record says how its answer calls tools, so that any gateway can cut it."""
-    shown = tuple(token for mark in form.marks for token in tokenizer.bytes.specials(mark))
-    return replace(asked, body=replace(asked.body, calls=form.name, shown=(*asked.body.shown, *shown)))
 
 
 @dataclass(frozen=True, slots=True)
